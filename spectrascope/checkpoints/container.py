@@ -1,0 +1,54 @@
+"""The protocol that every checkpoint format keeps, and what files of all formats have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import CheckpointError
+from ..matrices import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+class Container(Protocol):
+    """The tensors of one checkpoint under their stored names. Safe to use from several threads.
+
+    `ordered` tells whether `tensors()` keeps the order of the model's state dict.
+    Every method raises CheckpointError, which names the file at fault.
+    """
+
+    path: Path
+    ordered: bool
+
+    def tensors(self) -> list[TensorInfo]:
+        """All tensors, read from headers alone where the format allows."""
+        ...
+
+    def load(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU; its memory is given back when the tensor is dropped."""
+        ...
+
+    def step(self) -> int | None:
+        """The training step that the content itself names, if any."""
+        ...
+
+    def files(self) -> list[Path]:
+        """The files that hold the weights, in a fixed order."""
+        ...
+
+
+def require_content(path: Path) -> None:
+    """Refuse what is no weight file of any format. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read ({error.strerror or error})") from error
+    if not start:
+        raise CheckpointError(path, "is empty (0 bytes)")
+    if start == LFS_POINTER:
+        raise CheckpointError(path, "is a Git LFS pointer, not the weights; run `git lfs pull` to fetch them")

@@ -1,0 +1,125 @@
+"""A directory that is one checkpoint: which of its files are the weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ..errors import CheckpointError
+from .checkpoint import hash_tensor
+from .container import Container
+from .formats import FORMATS, open_file
+from .sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
+
+# What trainers leave beside the weights.
+NOT_WEIGHTS = re.compile(r"optim|sched|rng_state|random_states|training_args|scaler|trainer_state", re.IGNORECASE)
+# The names that a model's weights have inside a checkpoint directory, best first.
+WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+Opener = Callable[[], Container]
+
+
+def is_weight_file(path: Path) -> bool:
+    """Whether a file may be a checkpoint, by its name."""
+    return path.suffix in FORMATS and not NOT_WEIGHTS.search(path.name) and path.is_file()
+
+
+def is_checkpoint_directory(path: Path) -> bool:
+    """Whether a directory holds the weights of one checkpoint, by the names in it."""
+    try:
+        names = _names(path)
+    except OSError:
+        return False
+    weights = [name for name in names if is_weight_file(path / name)]
+    known = set(names).intersection((*WHOLE_FILES, *INDICES)) or any(SHARD.match(name) for name in weights)
+    return bool(known) or len(weights) == 1
+
+
+def complete_sets(path: Path) -> bool:
+    """Whether the directory holds weights under the names of one checkpoint, rather than a lone file of any name."""
+    names = set(_names(path))
+    return bool(names.intersection((*WHOLE_FILES, *INDICES))) or any(SHARD.match(name) for name in names)
+
+
+def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, list[str]]:
+    """The container of a checkpoint directory, and warnings about what else lies in it.
+
+    Safetensors are preferred to pickles and an index to its absence; sets are never merged. Raises CheckpointError
+    where a shard that an index names is absent, or where several files could be meant.
+    """
+    opener = partial(open_file, trust_pickle=trust_pickle)
+    try:
+        names = _names(path)
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read ({error.strerror})") from error
+    indices = [path / name for name in INDICES if name in names]
+    stale = [index for index in indices if _is_stale(index)]
+    sets = _sets(path, names, [index for index in indices if index not in stale], opener)
+    if not sets and stale:
+        open_index(stale[0], opener)  # raises, naming the absent shards
+    warnings = [
+        f"{index}: a stale index, none of its shards is there; reading {next(iter(sets))} instead" for index in stale
+    ]
+    if not sets:
+        sets = _lone_file(path, names, opener)
+    (label, first), *others = sets.items()
+    container = first()
+    return container, warnings + [line for other in others if (line := _differs(path, label, container, *other))]
+
+
+def _names(path: Path) -> list[str]:
+    return sorted(child.name for child in path.iterdir())
+
+
+def _is_stale(index: Path) -> bool:
+    return not any((index.parent / name).exists() for name in set(read_index(index).values()))
+
+
+def _sets(path: Path, names: list[str], indices: list[Path], opener: Callable[[Path], Container]) -> dict[str, Opener]:
+    """Every complete set of weights in the directory under the name it is known by, best first."""
+    sets: dict[str, Opener] = {}
+    indexed = {file for index in indices for file in read_index(index).values()}
+    for whole, index_name in zip(WHOLE_FILES, INDICES, strict=True):
+        if path / index_name in indices:
+            sets[index_name] = partial(open_index, path / index_name, opener)
+        if whole in names:
+            sets[whole] = partial(opener, path / whole)
+    for whole, shards in full_shard_sets(names).items():
+        if not indexed.intersection(shards):
+            sets[f"the shards of {whole}"] = partial(open_shards, path, whole, shards, opener)
+    return sets
+
+
+def _lone_file(path: Path, names: list[str], opener: Callable[[Path], Container]) -> dict[str, Opener]:
+    weights = [name for name in names if is_weight_file(path / name)]
+    if len(weights) != 1:
+        listed = ", ".join(weights) or "none"
+        raise CheckpointError(path, f"which file holds the weights is not clear ({listed}); name one of them")
+    if found := SHARD.match(weights[0]):
+        raise CheckpointError(path, f"{weights[0]} is one of {int(found['count'])} shards; the others are not there")
+    return {weights[0]: partial(opener, path / weights[0])}
+
+
+def _differs(path: Path, label: str, chosen: Container, other_label: str, other: Opener) -> str | None:
+    """A warning where two complete sets of one directory do not hold the same weights."""
+    try:
+        same = _fingerprint(chosen) == _fingerprint(other())
+    except CheckpointError as error:
+        return f"{path} holds {label} and {other_label}; the latter {error.reason}; reading {label}"
+    if same:
+        return None
+    return f"{path} holds {label} and {other_label}, whose weights differ; reading {label}. Remove one to be sure"
+
+
+def _fingerprint(container: Container) -> dict[str, str]:
+    """Hash of each tensor, tied ones under their first name alone: safetensors store them once."""
+    hashes: dict[str, str] = {}
+    seen = set()
+    for info in container.tensors():
+        if info.storage is None or info.storage not in seen:
+            hashes[info.name] = "" if info.problem else hash_tensor(container.load(info.name))
+        seen.add(info.storage)
+    return hashes

@@ -1,0 +1,175 @@
+"""Sources -> checkpoints in step order. Nothing is opened here unless its name does not tell its step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, RequestError
+from ..matrices import natural_key
+from .container import Container
+from .directory import complete_sets, is_checkpoint_directory, is_weight_file, open_directory
+from .formats import open_file
+from .memory import StateDict
+from .steps import compile_step_regex, step_in_name
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A checkpoint that has been found and not yet opened.
+
+    `open()` gives its container and a list of warnings; it raises CheckpointError.
+    """
+
+    path: Path
+    step: int
+    open: Callable[[], tuple[Container, list[str]]]
+
+
+@dataclass
+class Found:
+    """Checkpoints in step order, and what a person should know about how they were found."""
+
+    references: list[Reference] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def find_checkpoints(sources: Sequence[Path], step_regex: str | None = None, trust_pickle: bool = False) -> Found:
+    """The checkpoints of files and directories.
+
+    A directory is one checkpoint, or it holds files and directories that are. Steps come from `step_regex`, else
+    from names, else from the contents, else they are positions in the order given.
+
+    Raises RequestError where a source does not exist, holds no checkpoint, or two checkpoints have one step.
+    """
+    candidates = [candidate for source in sources for candidate in _candidates(source, trust_pickle)]
+    found = _with_steps(candidates, compile_step_regex(step_regex))
+    if not found.references:
+        raise RequestError(_nothing_in(sources))
+    _require_distinct(found.references)
+    found.references.sort(key=lambda reference: reference.step)
+    return found
+
+
+def from_state_dicts(items: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterable[Reference]:
+    """References to (step, state_dict) pairs, taken one at a time."""
+    for step, state_dict in items:
+        label = f"state dict of step {int(step)}"
+        yield Reference(Path(label), int(step), lambda s=state_dict, at=label: (StateDict(s, at), []))  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Something beside others that may be a checkpoint; `open` is None for what is none."""
+
+    path: Path
+    open: Callable[[], tuple[Container, list[str]]] | None
+
+
+def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
+    def of_file(path: Path) -> _Candidate:
+        return _Candidate(path, lambda: (open_file(path, trust_pickle), []))
+
+    def of_directory(path: Path) -> _Candidate:
+        return _Candidate(path, lambda: open_directory(path, trust_pickle))
+
+    source = source if source.name else source.resolve()  # "." has no name to read a step from
+    if not source.exists():
+        raise RequestError(f"{source}: no such file or directory")
+    if source.suffix == ".spectra" and source.is_dir():
+        raise RequestError(f"{source} is a store of spectra; report it with `spectrascope rank {source}`")
+    if not source.is_dir():
+        return [of_file(source)]
+    try:
+        children = sorted(source.iterdir(), key=lambda path: natural_key(path.name))
+    except OSError as error:
+        raise RequestError(f"{source}: cannot be read ({error.strerror})") from error
+    directories = [
+        of_directory(path) if is_checkpoint_directory(path) else _Candidate(path, None)
+        for path in children
+        if path.is_dir() and path.suffix != ".spectra" and not path.name.startswith(".")
+    ]
+    stepped = [one for one in directories if one.open and step_in_name(one.path.name) is not None]
+    if is_checkpoint_directory(source) and not stepped and complete_sets(source):
+        return [of_directory(source)]
+    return directories + [of_file(path) for path in children if is_weight_file(path)]
+
+
+def _with_steps(candidates: list[_Candidate], pattern: re.Pattern[str] | None) -> Found:
+    usable = [one for one in candidates if one.open is not None]
+    steps = [step_in_name(one.path.name, pattern) for one in usable]
+    if not any(step is not None for step in steps):
+        parents = [step_in_name(one.path.parent.name, pattern) for one in usable]
+        if None not in parents and len(set(parents)) == len(usable):
+            steps = parents
+    if any(step is not None for step in steps):
+        noise = [one for one in candidates if one.open is None]
+        noise += [one for one, step in zip(usable, steps, strict=True) if step is None]
+        found = [(one, step) for one, step in zip(usable, steps, strict=True) if step is not None]
+        return Found([_reference(one, step) for one, step in found], _name_once(noise))
+    if pattern is not None and usable:
+        raise RequestError(f"--step-regex {pattern.pattern!r} fits no name, such as {usable[0].path.name!r}")
+    return _steps_from_content(usable)
+
+
+def _steps_from_content(candidates: list[_Candidate]) -> Found:
+    steps = [_step_in_content(one) for one in candidates]
+    if candidates and None not in steps and len(set(steps)) == len(steps):
+        return Found([_reference(one, step) for one, step in zip(candidates, steps, strict=True) if step is not None])
+    found = Found([_reference(one, position) for position, one in enumerate(candidates)])
+    if len(candidates) > 1:
+        order = ", ".join(one.path.name for one in candidates[:4]) + (", ..." if candidates[4:] else "")
+        found.warnings.append(
+            f"neither names nor contents tell the step of every checkpoint: steps are positions ({order}); "
+            "--step-regex can read them from the names"
+        )
+    elif candidates:
+        found.warnings.append(f"{candidates[0].path}: neither name nor content tells the step; it is called step 0")
+    return found
+
+
+def _step_in_content(candidate: _Candidate) -> int | None:
+    try:
+        assert candidate.open is not None
+        return candidate.open()[0].step()
+    except CheckpointError:
+        return None  # reported when the checkpoint is analysed
+
+
+def _reference(candidate: _Candidate, step: int) -> Reference:
+    assert candidate.open is not None
+    return Reference(candidate.path, step, candidate.open)
+
+
+def _name_once(noise: list[_Candidate]) -> list[str]:
+    if not noise:
+        return []
+    names = ", ".join(sorted((one.path.name for one in noise), key=natural_key))
+    return [f"left out, since their names state no step as their neighbours' do: {names}"]
+
+
+def _require_distinct(references: list[Reference]) -> None:
+    first: dict[int, Path] = {}
+    for reference in references:
+        if reference.step in first:
+            raise RequestError(
+                f"{first[reference.step]} and {reference.path} are both step {reference.step}; "
+                "name one of them, or tell steps apart with --step-regex"
+            )
+        first[reference.step] = reference.path
+
+
+def _nothing_in(sources: Sequence[Path]) -> str:
+    where = ", ".join(map(str, sources)) or "nothing on standard input"
+    inside = [
+        child
+        for source in sources
+        if source.is_dir()
+        for child in sorted(source.iterdir())
+        if child.is_dir() and any(is_weight_file(path) or is_checkpoint_directory(path) for path in child.iterdir())
+    ]
+    hint = f"; did you mean {inside[0]}?" if inside else ""
+    return f"{where}: no checkpoints here (.safetensors, .pt, .pth, .bin, .ckpt, .npz){hint}"

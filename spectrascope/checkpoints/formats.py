@@ -1,0 +1,29 @@
+"""The registry: which reader opens which suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import CheckpointError
+from .container import Container
+from .npz_file import NpzFile
+from .safetensors_file import SafetensorsFile
+from .torch_file import TorchFile
+
+# suffix -> (path, trust_pickle) -> container
+FORMATS: dict[str, Callable[[Path, bool], Container]] = {
+    ".safetensors": lambda path, trust_pickle: SafetensorsFile(path),
+    ".pt": TorchFile,
+    ".pth": TorchFile,
+    ".bin": TorchFile,
+    ".ckpt": TorchFile,
+    ".npz": lambda path, trust_pickle: NpzFile(path),
+}
+
+
+def open_file(path: Path, trust_pickle: bool = False) -> Container:
+    """The container of one weight file, by its suffix. Raises CheckpointError."""
+    if path.suffix not in FORMATS:
+        raise CheckpointError(path, f"is not a checkpoint format that is read here ({', '.join(FORMATS)})")
+    return FORMATS[path.suffix](path, trust_pickle)

@@ -1,0 +1,110 @@
+"""The model's own names: wrappers stripped, and the state dict found inside a training checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import CheckpointError
+
+# Names that only a wrapper gives: torch.compile, FSDP, activation checkpointing.
+WRAPPERS = frozenset(["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+# torch.optim.swa_utils.AveragedModel keeps its counter beside the wrapped module.
+BESIDE_A_WRAPPED_MODULE = frozenset(["n_averaged"])
+
+MODEL_KEYS = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "module",
+    "net",
+    "network",
+    "weights",
+    "params",
+)
+NOT_THE_MODEL = re.compile(
+    r"(?:^|_)(?:optim\w*|lr|sched\w*|\w*scaler|scaling|ema|averaged?|rng|random|loops|callbacks|hparams)(?:_|$)",
+    re.IGNORECASE,
+)
+MOMENTS = re.compile(r"(?:^|\.)(?:exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer)$")
+
+
+def without_wrappers(names: Iterable[str]) -> dict[str, str]:
+    """Map each stored name to its name in the bare model.
+
+    `_orig_mod`, `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` are always wrappers. `module` (DataParallel,
+    DDP) is one where it is all that its parent holds; a layer called `module_list`, or a `module` that has
+    siblings, keeps its name.
+    """
+    paths = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in names}
+    children: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    for path in paths.values():
+        for depth, part in enumerate(path):
+            children[tuple(path[:depth])].add(part)
+
+    def is_wrapper(path: list[str], depth: int) -> bool:
+        siblings = children[tuple(path[:depth])] - BESIDE_A_WRAPPED_MODULE
+        return path[depth] == "module" and siblings == {"module"} and depth + 1 < len(path)
+
+    return {
+        name: ".".join(part for depth, part in enumerate(path) if not is_wrapper(path, depth))
+        for name, path in paths.items()
+    }
+
+
+def find_state_dict(payload: Any, path: str | PathLike[str]) -> dict[str, Any]:
+    """The tensors of the model in what a checkpoint file holds.
+
+    A dict under one of the usual keys (`state_dict`, `model`, ...) is the model; else the tensors of `payload`
+    itself and of the dicts in it are, less those of optimizers, schedulers and averages. A lone dict inside gives
+    no prefix to its names, several give their keys.
+
+    Raises CheckpointError where there is no tensor.
+    """
+    if not isinstance(payload, Mapping):
+        raise CheckpointError(path, f"holds a {type(payload).__name__}, not a state dict; save model.state_dict()")
+    found = _tensors_of(payload)
+    if not found:
+        keys = ", ".join(map(str, list(payload)[:6])) or "none"
+        raise CheckpointError(path, f"holds no tensors of a model (its keys: {keys})")
+    return found
+
+
+def step_in(payload: Any) -> int | None:
+    """The training step that a checkpoint's payload names under `global_step` or `step`."""
+    if not isinstance(payload, Mapping):
+        return None
+    for key in ("global_step", "step"):
+        value = payload.get(key)
+        if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            value = value.item()
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+def _tensors_of(payload: Mapping[Any, Any]) -> dict[str, Any]:
+    for key in MODEL_KEYS:
+        if isinstance(payload.get(key), Mapping) and (found := _tensors_of(payload[key])):
+            return found
+    mine = {
+        key: value
+        for key, value in payload.items()
+        if isinstance(key, str) and isinstance(value, (torch.Tensor, np.ndarray)) and not MOMENTS.search(key)
+    }
+    inner = {
+        key: found
+        for key, value in payload.items()
+        if isinstance(key, str) and isinstance(value, Mapping) and not NOT_THE_MODEL.search(key)
+        if (found := _tensors_of(value))
+    }
+    if not mine and len(inner) == 1:
+        return next(iter(inner.values()))
+    return mine | {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}

@@ -1,0 +1,76 @@
+"""`.safetensors`: a JSON header and raw tensors, memory-mapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ..errors import CheckpointError
+from ..matrices import TensorInfo
+from .container import require_content
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+class SafetensorsFile:
+    """One `.safetensors` file. The header sorts names, so their order says nothing about the model."""
+
+    ordered = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        require_content(path)
+
+    def tensors(self) -> list[TensorInfo]:
+        with self._open() as file:
+            return [self._describe(file, name) for name in file.keys()]  # noqa: SIM118 (not a mapping)
+
+    def load(self, name: str) -> torch.Tensor:
+        # Opened anew for each tensor: an open mapping keeps every page that was touched in memory.
+        try:
+            with self._open() as file:
+                tensor: torch.Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(self.path, f"{name} cannot be read ({error})") from error
+        return tensor
+
+    def step(self) -> int | None:
+        return None
+
+    def files(self) -> list[Path]:
+        return [self.path]
+
+    def _open(self) -> Any:
+        try:
+            return safe_open(self.path, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(self.path, _cause(self.path, error)) from error
+
+    @staticmethod
+    def _describe(file: Any, name: str) -> TensorInfo:
+        view = file.get_slice(name)
+        dtype = view.get_dtype()
+        return TensorInfo(name, tuple(view.get_shape()), DTYPES.get(dtype, dtype.lower()))
+
+
+def _cause(path: Path, error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
+        return f"cannot be read ({error.strerror})"
+    if "Incomplete" in text or "TooSmall" in text or "too small" in text:
+        return f"is truncated: its header describes more bytes than the {path.stat().st_size:,} there are"
+    return f"is not a valid safetensors file ({text})"

@@ -1,0 +1,43 @@
+"""The step of a checkpoint, from its name."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import RequestError
+
+# In this order: a name with both an epoch and a step means the step.
+STEP_WORDS = [
+    re.compile(word + r"[-_=. ]?(\d+)", re.IGNORECASE)
+    for word in ("step", "(?:checkpoint|ckpt)", "iter(?:ation)?", "epoch")
+]
+
+
+def step_in_name(name: str, pattern: re.Pattern[str] | None = None) -> int | None:
+    """The step that a file or directory name states, None if it states none.
+
+    With `pattern` (--step-regex): its group `step`, else its first group. A name that is only a number is a step.
+    """
+    if pattern is not None:
+        found = pattern.search(name)
+        if not found:
+            return None
+        text = found.groupdict().get("step") or (found.group(1) if pattern.groups else found.group())
+        if not text or not text.isdecimal():
+            raise RequestError(
+                f"--step-regex finds {text!r} in {name!r}, which is not a number; put it in a group (\\d+)"
+            )
+        return int(text)
+    for word in STEP_WORDS:
+        if numbers := word.findall(name):
+            return int(numbers[-1])
+    stem = name.rsplit(".", 1)[0]
+    return int(stem) if stem.isdecimal() else None
+
+
+def compile_step_regex(text: str | None) -> re.Pattern[str] | None:
+    """Raises RequestError where the regular expression is not one."""
+    try:
+        return re.compile(text) if text else None
+    except re.error as error:
+        raise RequestError(f"--step-regex {text!r} is not a regular expression: {error}") from error

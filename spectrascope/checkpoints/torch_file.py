@@ -1,0 +1,115 @@
+"""`.pt`, `.pth`, `.bin`, `.ckpt`: what `torch.save` writes, opened with the safe loader."""
+
+from __future__ import annotations
+
+import re
+import threading
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import CheckpointError
+from ..matrices import TensorInfo
+from .container import require_content
+from .names import find_state_dict, step_in
+
+# A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
+REOPEN_AFTER = 64 * 2**20
+
+
+def _allow_numpy_scalars() -> None:
+    """NumPy scalars (a best loss, a step) are harmless and common; both homes of `scalar` are named in files."""
+    scalar = np.float64(0).__reduce__()[0]
+    scalar_types = {type(np.dtype(code)) for code in "?bhilqBHILQefd"}
+    torch.serialization.add_safe_globals(
+        [
+            (scalar, "numpy.core.multiarray.scalar"),
+            (scalar, "numpy._core.multiarray.scalar"),
+            np.dtype,
+            *scalar_types,
+        ]
+    )
+
+
+_allow_numpy_scalars()
+
+
+class TorchFile:
+    """One file written by `torch.save`: zip files are memory-mapped, legacy pickles are loaded whole."""
+
+    ordered = True
+
+    def __init__(self, path: Path, trust_pickle: bool = False) -> None:
+        self.path = path
+        self._trust_pickle = trust_pickle
+        self._lock = threading.Lock()
+        self._payload: Any = None
+        self._handed_out = 0
+        require_content(path)
+        self._is_zip = zipfile.is_zipfile(path)
+
+    def tensors(self) -> list[TensorInfo]:
+        with self._lock:
+            return [_describe(name, tensor) for name, tensor in self._state_dict().items()]
+
+    def load(self, name: str) -> torch.Tensor:
+        with self._lock:
+            if self._is_zip and self._handed_out > REOPEN_AFTER:
+                self._payload = None
+            tensor = self._state_dict()[name]
+            self._handed_out += tensor.nbytes
+            return tensor.detach()
+
+    def step(self) -> int | None:
+        with self._lock:
+            return step_in(self._read())
+
+    def files(self) -> list[Path]:
+        return [self.path]
+
+    def _state_dict(self) -> Mapping[str, torch.Tensor]:
+        return find_state_dict(self._read(), self.path)
+
+    def _read(self) -> Any:
+        if self._payload is None:
+            self._payload = self._load_file()
+            self._handed_out = 0
+        return self._payload
+
+    def _load_file(self) -> Any:
+        try:
+            return torch.load(self.path, map_location="cpu", weights_only=not self._trust_pickle, mmap=self._is_zip)
+        except MemoryError:
+            raise
+        except Exception as error:  # a pickle can fail with any exception; each is a fault of the file
+            raise CheckpointError(self.path, _cause(self.path, error)) from error
+
+
+def _describe(name: str, tensor: torch.Tensor) -> TensorInfo:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(tensor.shape)
+    if tensor.is_meta:
+        return TensorInfo(name, shape, dtype, problem="a meta tensor: the file holds its shape, not its values")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return TensorInfo(name, shape, dtype, problem=f"stored as {str(tensor.layout).removeprefix('torch.')}")
+    view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), dtype)
+    return TensorInfo(name, shape, dtype, storage=view if tensor.numel() else None)
+
+
+def _cause(path: Path, error: Exception) -> str:
+    text = str(error)
+    asked = re.search(r"(?:GLOBAL|global:?)\s+`?([\w.]+)", text)
+    if "weights_only" in text.lower() or "Unsupported" in text:
+        wants = f"would run `{asked.group(1)}`" if asked else "needs more than tensors and plain values"
+        return (
+            f"was refused by the safe loader: loading it {wants}. "
+            "If you trust whoever made the file, --trust-pickle loads it all the same"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read ({error.strerror})"
+    first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return f"is truncated, damaged or not written by torch.save ({first_line[:200]})"

@@ -1,0 +1,53 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """How rows are written to stdout."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+    jsonl = "jsonl"
+
+
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store that `spectrascope analyze` made.")]
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to write the rows to stdout.")]
+StepsOption = Annotated[
+    str,
+    typer.Option("--steps", metavar="WHICH", help="all, last, every:N, log:N, or steps and ranges: 0,100,500-2000."),
+]
+StepRegexOption = Annotated[
+    str | None,
+    typer.Option("--step-regex", metavar="REGEX", help=r"Finds the step in names, e.g. 'ckpt_(\d+)'."),
+]
+MatchOption = Annotated[
+    list[str] | None,
+    typer.Option("--match", metavar="GLOB", help="Only matrices of such names. Can be repeated."),
+]
+SkipOption = Annotated[
+    list[str] | None,
+    typer.Option("--skip", metavar="GLOB", help="No matrices of such names. Can be repeated."),
+]
+MatrixOption = Annotated[
+    list[str] | None,
+    typer.Option("--matrix", "-m", metavar="GLOB", help="Only matrices of such names. Can be repeated."),
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw the figure into a file: .png, .pdf, .svg, ..."),
+]
+LogStepsOption = Annotated[bool, typer.Option("--log-steps", help="Steps on a logarithmic axis in the figure.")]
+TrustPickleOption = Annotated[
+    bool,
+    typer.Option("--trust-pickle", help="Load pickles that the safe loader refuses. They can run any code."),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr, only errors.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

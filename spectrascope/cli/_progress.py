@@ -1,0 +1,68 @@
+"""Progress of an analysis on stderr: a bar with an ETA on a terminal, at most ten plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from ._output import Output
+
+
+class AnalysisProgress:
+    """Keeps `spectrascope.pipeline.Progress`."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._bar: Any = None
+        self._task: Any = None
+        self._started = time.monotonic()
+        self._tenths = 0
+        if sys.stderr.isatty() and not output.quiet:
+            self._bar = _bar()
+
+    def __enter__(self) -> AnalysisProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._bar.stop()
+
+    def say(self, line: str) -> None:
+        self._output.say(line)
+
+    def warn(self, line: str) -> None:
+        self._output.warn(line)
+
+    def update(self, done: float, total: int, step: int | None) -> None:
+        if self._bar is not None:
+            if self._task is None:
+                self._bar.start()
+                self._task = self._bar.add_task("", total=total or None, label="")
+            label = "done" if step is None else f"step {step}"
+            self._bar.update(self._task, completed=done, label=label)
+        elif total and int(10 * done / total) > self._tenths:
+            self._tenths = int(10 * done / total)
+            seconds = time.monotonic() - self._started
+            left = seconds / done * (total - done)
+            if 0 < done < total and seconds > 2:
+                self._output.say(f"{done:.1f} of {total} checkpoints, about {left:.0f} s left")
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("analysing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("checkpoints, ETA"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[label]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,115 @@
+"""`spectrascope analyze`: decompose a trajectory into a store, then report ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import RequestError
+from ._options import (
+    DebugOption,
+    Format,
+    FormatOption,
+    MatchOption,
+    QuietOption,
+    SkipOption,
+    StepRegexOption,
+    StepsOption,
+    TrustPickleOption,
+)
+from ._output import Output
+from ._progress import AnalysisProgress
+from .rank import report_ranks
+
+
+def analyze(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...", help="A directory of checkpoints, checkpoint files, or - for paths on stdin."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="STORE", help="The store's directory.  [default: ./NAME.spectra]"),
+    ] = None,
+    steps: StepsOption = "all",
+    step_regex: StepRegexOption = None,
+    match: MatchOption = None,
+    skip: SkipOption = None,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Singular vectors to keep of either side.")] = 100,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:i.")] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Matrices at a time.  [default: one per core]"),
+    ] = None,
+    trust_mtime: Annotated[
+        bool,
+        typer.Option("--trust-mtime", help="Files of unchanged size and time are unchanged: do not read them."),
+    ] = False,
+    trust_pickle: TrustPickleOption = False,
+    format: FormatOption = Format.table,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> int:
+    """Decompose every weight matrix of a trajectory into a store, and report effective ranks.
+
+    Only what is missing or has changed is computed. A run that was stopped goes on where it was.
+    """
+    output = Output(format, quiet)
+    source = _sources(sources)
+    store = out or _default_store(source)
+    from ..pipeline import analyze as run
+
+    with AnalysisProgress(output) as progress:
+        try:
+            trajectory = run(
+                source,
+                store,
+                steps=steps,
+                step_regex=step_regex,
+                match=match or (),
+                skip=skip or (),
+                top_k=top_k,
+                device=device,
+                workers=workers,
+                trust_mtime=trust_mtime,
+                trust_pickle=trust_pickle,
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            output.fail(f"interrupted; what is finished is in {store}, and the same command goes on from there")
+            return 130
+    failed = sum(failure["matrix"] is None for failure in trajectory.failures)
+    if failed:
+        output.say(f"{len(trajectory.steps)} of {len(trajectory.steps) + failed} checkpoints analysed")
+    return report_ranks(
+        trajectory,
+        trajectory.steps,
+        trajectory.matrices,
+        output,
+        "analyze",
+        source=", ".join(sources),
+        details=False,
+    )
+
+
+def _sources(arguments: list[str]) -> list[str]:
+    """The paths that are meant: `-` stands for one path a line on standard input. Raises RequestError."""
+    if "-" not in arguments:
+        return arguments
+    listed = [line.rstrip("\r\n") for line in sys.stdin]
+    paths = [path for argument in arguments for path in (listed if argument == "-" else [argument]) if path]
+    if not paths:
+        raise RequestError("no path came on standard input")
+    return paths
+
+
+def _default_store(source: list[str]) -> Path:
+    if len(source) != 1:
+        raise RequestError("several sources, or paths on standard input, need a store: name one with -o")
+    path = Path(source[0]).resolve()
+    return Path(f"{path.name if path.is_dir() else path.stem}.spectra")

@@ -1,0 +1,102 @@
+"""The Typer application. The only place that turns errors into messages and exit codes.
+
+0 all done; 1 failed; 2 wrong usage; 3 partial (some checkpoints or matrices failed); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from .. import __version__
+from ..errors import SpectrascopeError
+from ._output import print_error
+from .analyze import analyze
+from .export import export
+from .rank import rank
+from .show import show
+from .spectrum import spectrum
+
+app = typer.Typer(
+    name="spectrascope",
+    help="What did training do to the weights? Singular spectra of checkpoint trajectories.",
+    epilog="Results go to stdout and nothing else does. Exit codes: 0 all done, 1 failed, 2 wrong usage, "
+    "3 some checkpoints or matrices failed, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (analyze, show, rank, spectrum, export):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"spectrascope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit. Nothing that a user can cause shows a traceback, unless --debug asks for it."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _never_fail_to_print()
+    code = _run(arguments)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    if code == 130:
+        os._exit(code)  # a worker in the middle of a large matrix cannot be interrupted
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
+    try:
+        code = app(args=arguments, prog_name="spectrascope", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except SpectrascopeError as error:
+        if debug:
+            raise
+        print_error(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        if hasattr(error, "format_message"):  # what Typer raises for wrong usage
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "spectrascope"
+            print_error(f"{error.format_message().rstrip('.')}; see `{command} --help`")
+            return 2
+        if type(error).__name__ == "Abort":
+            return 130
+        print_error(
+            f"{type(error).__name__}: {error}. This is a fault of spectrascope; "
+            "please report it with what --debug prints"
+        )
+        return 1
+
+
+def _never_fail_to_print() -> None:
+    """A terminal or pipe that cannot show a character shows an escape instead."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")

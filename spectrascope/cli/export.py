@@ -1,0 +1,68 @@
+"""`spectrascope export`: the singular values of a store as one file for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import RequestError
+from ..report.formats import to_csv, to_json
+from ..report.rows import Row, spectrum_rows
+from ..store import Trajectory, write_plain
+from ..store import open as open_store
+from ._options import DebugOption, QuietOption, StoreArgument
+from ._output import Output, failure_line
+
+
+def export(
+    store: StoreArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="all.h5, all.csv or all.json.")],
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> int:
+    """Write all singular values of a store into one plain HDF5, CSV or JSON file.
+
+    HDF5: `steps`, `names`, and `singular_values/0`, `/1`, ... of shape (steps, R), NaN where there is none. CSV has a
+    line per singular value, JSON a row per step and matrix.
+    """
+    output = Output(quiet=quiet)
+    if to.suffix not in WRITERS:
+        raise RequestError(f"--to {to}: the suffix names the format, one of {', '.join(WRITERS)}")
+    if to.is_dir() or not to.resolve().parent.is_dir():
+        raise RequestError(f"--to {to}: not a place where a file can be written")
+    trajectory = open_store(store)
+    WRITERS[to.suffix](trajectory, to)
+    for failure in trajectory.failures:
+        output.fail(failure_line(failure))
+    output.say(f"{len(trajectory.matrices)} matrices at {len(trajectory.steps)} steps written to {to}")
+    return 3 if trajectory.failures else 0
+
+
+def _write_csv(trajectory: Trajectory, path: Path) -> None:
+    rows = [
+        {"step": row["step"], "matrix": row["matrix"], "index": index, "singular_value": value}
+        for row in _rows(trajectory)
+        for index, value in enumerate(row["singular_values"] or [], start=1)
+    ]
+    _write_text(path, to_csv(rows, ["step", "matrix", "index", "singular_value"]))
+
+
+def _write_json(trajectory: Trajectory, path: Path) -> None:
+    text = to_json("export", str(trajectory.path), _rows(trajectory), trajectory.warnings, trajectory.failures)
+    _write_text(path, text)
+
+
+def _rows(trajectory: Trajectory) -> list[Row]:
+    return [row for matrix in trajectory.matrices for row in spectrum_rows(trajectory, trajectory.steps, matrix)]
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"--to {path}: cannot be written ({error.strerror})") from error
+
+
+WRITERS = {".h5": write_plain, ".hdf5": write_plain, ".csv": _write_csv, ".json": _write_json}

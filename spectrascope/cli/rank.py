@@ -1,0 +1,98 @@
+"""`spectrascope rank`: effective rank and norms over time, from a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import RequestError
+from ..matrices import require_match
+from ..report.rows import RANK_COLUMNS, failures_among, rank_rows
+from ..report.tables import rank_details, rank_summary
+from ..steps import select_steps
+from ..store import Trajectory
+from ..store import open as open_store
+from ._options import (
+    DebugOption,
+    Format,
+    FormatOption,
+    LogStepsOption,
+    MatrixOption,
+    PlotOption,
+    QuietOption,
+    StepsOption,
+    StoreArgument,
+)
+from ._output import Output
+
+
+def rank(
+    store: StoreArgument,
+    matrix: MatrixOption = None,
+    steps: StepsOption = "all",
+    step: Annotated[
+        int | None,
+        typer.Option("--step", help="One step, one line per matrix, every column."),
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="A line per step and matrix, every column.")] = False,
+    plot: PlotOption = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option("--metrics", metavar="CSV", help="Training metrics (a column `step`) to draw above the heat map."),
+    ] = None,
+    log_steps: LogStepsOption = False,
+    format: FormatOption = Format.table,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> int:
+    """Effective rank, norms and numerical rank of every matrix over time, from a store.
+
+    The table has one line per matrix; --step, --matrix or --all open it up. JSON, JSONL and CSV have a row per step
+    and matrix with every column. --plot draws matrices by depth x steps, coloured by normalised effective rank.
+    """
+    output = Output(format, quiet)
+    if metrics and not plot:
+        raise RequestError("--metrics are drawn above the heat map: add --plot FILE")
+    trajectory = open_store(store)
+    chosen = select_steps(trajectory.steps, steps if step is None else str(step))
+    matrices = require_match(trajectory.matrices, matrix or ())
+    if plot:
+        _plot(trajectory, chosen, matrices, plot, metrics, log_steps)
+        output.say(f"figure: {plot}")
+    details = all or step is not None or bool(matrix)
+    return report_ranks(trajectory, chosen, matrices, output, "rank", str(store), details)
+
+
+def report_ranks(
+    trajectory: Trajectory,
+    steps: list[int],
+    matrices: list[str],
+    output: Output,
+    command: str,
+    source: str,
+    details: bool,
+) -> int:
+    """Write the rank rows of a trajectory; gives the exit code."""
+    rows = rank_rows(trajectory, steps, matrices)
+    return output.rows(
+        command,
+        source,
+        rows,
+        columns=["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "reason"],
+        tables=lambda: [rank_details(rows) if details else rank_summary(rows, steps)],
+        warnings=trajectory.warnings,
+        failures=failures_among(trajectory, steps, matrices),
+    )
+
+
+def _plot(
+    trajectory: Trajectory, steps: list[int], matrices: list[str], plot: Path, metrics: Path | None, log: bool
+) -> None:
+    from ..report.figures import rank_heat_map, require_plottable
+    from ..report.training_metrics import read_training_metrics
+
+    require_plottable(plot)
+    training = read_training_metrics(metrics) if metrics else None
+    rank_heat_map(rank_rows(trajectory, steps, matrices), steps, plot, training, log)

@@ -1,0 +1,91 @@
+"""`spectrascope show`: what would be analysed, and what is skipped and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..report.tables import Table, shape
+from ._options import (
+    DebugOption,
+    Format,
+    FormatOption,
+    MatchOption,
+    QuietOption,
+    SkipOption,
+    StepRegexOption,
+    StepsOption,
+    TrustPickleOption,
+)
+from ._output import Output
+
+
+def show(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...", help="A directory of checkpoints, checkpoint files, or - for paths on stdin."
+        ),
+    ],
+    steps: StepsOption = "all",
+    step_regex: StepRegexOption = None,
+    match: MatchOption = None,
+    skip: SkipOption = None,
+    trust_pickle: TrustPickleOption = False,
+    format: FormatOption = Format.table,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> int:
+    """List the matrices that would be analysed, the tensors that are skipped and why, and the share covered.
+
+    Only headers are read.
+    """
+    output = Output(format, quiet)
+    paths = [line.strip() for line in sys.stdin] if sources == ["-"] else sources
+    from ..inspection import inspect
+
+    found = inspect([Path(path) for path in paths], steps, step_regex, match or (), skip or (), trust_pickle)
+    code = output.rows(
+        "show",
+        ", ".join(sources),
+        found.matrices,
+        columns=["matrix", "shape", "dtype", "role", "guessed", "tied", "steps", "reason"],
+        tables=lambda: _tables(found, len(found.steps)),
+        warnings=found.warnings,
+        failures=found.failures,
+        skipped=found.skipped,
+        steps=found.steps,
+        coverage=found.coverage,
+    )
+    output.say(f"{len(found.matrices)} matrices hold {found.coverage:.1%} of the parameters")
+    return code
+
+
+def _tables(found: Any, count: int) -> list[Table]:
+    span = f"{count} checkpoint{'s' * (count != 1)}"
+    if found.steps:
+        span += f", step {found.steps[0]}" + (f" to {found.steps[-1]}" if count > 1 else "")
+    matrices = Table(["<matrix", "shape", "<dtype", "<role", "<note"], title=span)
+    for row in found.matrices:
+        matrices.lines.append([row["matrix"], shape(row["shape"]), row["dtype"], _role(row), _note(row, count)])
+    tables = [matrices]
+    if found.skipped:
+        skipped = Table(["<skipped", "shape", "<dtype", "<reason"])
+        for row in found.skipped:
+            skipped.lines.append([row["name"], shape(row["shape"]) or "-", row["dtype"], row["reason"]])
+        tables.append(skipped)
+    return tables
+
+
+def _role(row: dict[str, Any]) -> str:
+    return f"{row['role']} (guessed)" if row["guessed"] else str(row["role"])
+
+
+def _note(row: dict[str, Any], count: int) -> str:
+    notes = [f"tied: {', '.join(row['tied'])}"] if row["tied"] else []
+    if row["steps"] < count:
+        notes.append(f"in {row['steps']} of {count} checkpoints")
+    return "; ".join(notes)

@@ -1,0 +1,60 @@
+"""`spectrascope spectrum`: every singular value of one matrix over time, from a store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import RequestError
+from ..report.rows import failures_among, spectrum_rows
+from ..report.tables import spectrum_table
+from ..steps import select_steps
+from ..store import open as open_store
+from ._options import (
+    DebugOption,
+    Format,
+    FormatOption,
+    LogStepsOption,
+    PlotOption,
+    QuietOption,
+    StepsOption,
+    StoreArgument,
+)
+from ._output import Output
+
+
+def spectrum(
+    store: StoreArgument,
+    matrix: Annotated[str, typer.Argument(metavar="MATRIX", help="The name of a matrix, as `rank` lists it.")],
+    steps: StepsOption = "all",
+    plot: PlotOption = None,
+    log_steps: LogStepsOption = False,
+    format: FormatOption = Format.table,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> int:
+    """Every singular value of one matrix over time, from a store.
+
+    --plot draws one line per singular value over the steps, coloured by its rank.
+    """
+    output = Output(format, quiet)
+    trajectory = open_store(store)
+    chosen = select_steps(trajectory.steps, steps)
+    if matrix not in trajectory.matrices:
+        raise RequestError(f"{store} has no matrix {matrix!r}; it has {', '.join(trajectory.matrices[:12])}")
+    rows = spectrum_rows(trajectory, chosen, matrix)
+    if plot:
+        from ..report import figures
+
+        figures.require_plottable(plot)
+        figures.spectrum(rows, plot, log_steps)
+        output.say(f"figure: {plot}")
+    return output.rows(
+        "spectrum",
+        str(store),
+        rows,
+        columns=["step", "matrix", "shape", "singular_values", "reason"],
+        tables=lambda: [spectrum_table(rows)],
+        failures=failures_among(trajectory, chosen, [matrix]),
+    )

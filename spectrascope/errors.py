@@ -1,0 +1,58 @@
+"""What can go wrong, as a tree.
+
+SpectrascopeError
+├── RequestError        what was asked for makes no sense (exit code 2)
+├── CheckpointError     one checkpoint cannot be read; the others go on
+├── NothingAnalysed     no checkpoint or matrix is left to report (exit code 1)
+└── StoreError          the store cannot be read or written
+    ├── StoreLocked     another process holds a file of the store
+    └── StoreDamaged    a file of the store is not what was written
+
+Every message is one sentence or two that say what happened, to which file, step or tensor, and what to do.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+Pathish = str | PathLike[str]
+
+
+class SpectrascopeError(Exception):
+    """Anything that a user can cause or cure. Never shown with a traceback."""
+
+    exit_code = 1
+
+
+class RequestError(SpectrascopeError):
+    """The command or call asks for something that is not there or cannot be."""
+
+    exit_code = 2
+
+
+class CheckpointError(SpectrascopeError):
+    """One checkpoint cannot be read.
+
+    Attributes: `path` (the file or directory at fault) and `reason` (what is wrong with it, without the path).
+    """
+
+    def __init__(self, path: Pathish, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = str(path)
+        self.reason = reason
+
+
+class NothingAnalysed(SpectrascopeError):
+    """Nothing is left to report."""
+
+
+class StoreError(SpectrascopeError):
+    """A store of spectra cannot be read or written."""
+
+
+class StoreLocked(StoreError):
+    """Another process holds a file of the store open for writing."""
+
+
+class StoreDamaged(StoreError):
+    """A file of the store is truncated, altered or not ours."""

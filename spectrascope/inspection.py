@@ -1,0 +1,81 @@
+"""What would be analysed (behind `spectrascope show`): plans without decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .checkpoints import Checkpoint, find_checkpoints
+from .errors import CheckpointError, NothingAnalysed
+from .matrices import plan
+from .steps import select_steps
+
+
+@dataclass
+class Inspection:
+    """Rows of matrices and skipped tensors over all checkpoints. `coverage` is the lowest share of parameters."""
+
+    steps: list[int] = field(default_factory=list)
+    matrices: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    coverage: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+
+def inspect(
+    sources: Sequence[Path],
+    steps: str = "all",
+    step_regex: str | None = None,
+    match: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    trust_pickle: bool = False,
+) -> Inspection:
+    """List what `analyze` would do with these sources; arguments as there.
+
+    A matrix or skipped tensor whose name, shape and dtype occur in several checkpoints is one row, with the number
+    of `steps` it occurs in. Raises RequestError for a source or step that does not exist, NothingAnalysed where no
+    checkpoint can be read.
+    """
+    found = find_checkpoints(sources, step_regex, trust_pickle)
+    wanted = set(select_steps([reference.step for reference in found.references], steps))
+    result = Inspection(warnings=found.warnings)
+    matrices: dict[tuple[Any, ...], dict[str, Any]] = {}
+    skipped: dict[tuple[Any, ...], dict[str, Any]] = {}
+    coverages = []
+    for reference in found.references:
+        if reference.step not in wanted:
+            continue
+        try:
+            container, warnings = reference.open()
+            checkpoint = Checkpoint(container)
+            todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, match, skip)
+        except CheckpointError as error:
+            result.failures.append({"path": error.path, "step": reference.step, "matrix": None, "reason": error.reason})
+            continue
+        result.warnings += [warning for warning in warnings if warning not in result.warnings]
+        result.steps.append(reference.step)
+        coverages.append(todo.coverage)
+        for matrix in todo.matrices:
+            row = {
+                "matrix": matrix.name,
+                "shape": list(matrix.shape),
+                "dtype": matrix.dtype,
+                "role": matrix.role,
+                "guessed": matrix.guessed,
+                "tied": list(matrix.tied),
+                "steps": 0,
+                "reason": None,
+            }
+            matrices.setdefault((matrix.name, matrix.shape, matrix.dtype), row)["steps"] += 1
+        for one in todo.skipped:
+            row = {"name": one.name, "shape": list(one.shape), "dtype": one.dtype, "reason": one.reason}
+            skipped.setdefault((one.name, one.shape, one.dtype, one.reason), row)
+    if not result.steps:
+        causes = "; ".join(f"{failure['path']}: {failure['reason']}" for failure in result.failures)
+        raise NothingAnalysed(f"no checkpoint could be read: {causes}")
+    result.matrices, result.skipped = list(matrices.values()), list(skipped.values())
+    result.coverage = min(coverages)
+    return result

@@ -1,0 +1,1 @@
+"""Pure functions of NumPy arrays, one file per idea. No files, tensors or models here."""

@@ -1,0 +1,172 @@
+"""Figures, drawn without a display and written in the format of their suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import RequestError
+from .rows import Row
+from .tables import printable
+from .training_metrics import TrainingMetrics
+
+SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif", ".tiff")
+MOST_LABELS = 60
+
+
+def require_plottable(path: Path) -> None:
+    """Raises RequestError, before any work, for a figure that could not be written."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise RequestError(f"--plot {path}: the suffix names the format, one of {', '.join(SUFFIXES)}")
+    if not path.resolve().parent.is_dir():
+        raise RequestError(f"--plot {path}: there is no directory {path.parent}")
+
+
+def rank_heat_map(
+    rows: Sequence[Row],
+    steps: Sequence[int],
+    path: Path,
+    metrics: TrainingMetrics | None = None,
+    log: bool = False,
+) -> None:
+    """norm_effective_rank (Eq. 4.2) in colour: matrices by depth x steps, with training metrics above."""
+    matrices = list(dict.fromkeys(row["matrix"] for row in rows))
+    table = np.full((len(matrices), len(steps)), np.nan)
+    for row in rows:
+        if row["norm_effective_rank"] is not None:
+            table[matrices.index(row["matrix"]), steps.index(row["step"])] = row["norm_effective_rank"]
+    panels = [*_metric_groups(metrics), None] if metrics else [None]
+    height = min(max(1.4 + 0.24 * len(matrices), 2.6), 16.0)
+    figure, axes = _figure(8.0, [1.5] * (len(panels) - 1) + [height])
+    for axis, group in zip(axes, panels, strict=True):
+        if group is not None and metrics is not None:
+            _draw_metrics(axis, metrics, group)
+    _draw_heat_map(figure, axes[-1], table, matrices, steps)
+    _finish(figure, axes, steps, path, log)
+
+
+def spectrum(rows: Sequence[Row], path: Path, log: bool = False) -> None:
+    """Every singular value of one matrix over steps, coloured by its rank (Figure 4.1b)."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import Normalize
+
+    steps = [row["step"] for row in rows]
+    count = max((len(row["singular_values"]) for row in rows if row["singular_values"]), default=0)
+    values = np.full((len(rows), max(count, 1)), np.nan)
+    for line, row in zip(values, rows, strict=True):
+        if row["singular_values"]:
+            line[: len(row["singular_values"])] = row["singular_values"]
+    figure, (axis,) = _figure(7.0, [4.2])
+    colours = Normalize(1, max(count, 2))
+    # The largest are drawn last: they are what the eye looks for.
+    order = range(values.shape[1])[::-1]
+    lines = [np.column_stack([steps, values[:, i]]) for i in order]
+    style: dict[str, Any] = {"linewidths": 0.8} if len(rows) > 1 else {"linewidths": 0}
+    axis.add_collection(LineCollection(lines, colors=_colour_map()(colours([i + 1 for i in order])), **style))
+    if len(rows) == 1:
+        axis.scatter(np.full(values.shape[1], steps[0]), values[0], c=np.arange(1, values.shape[1] + 1), s=8)
+    axis.autoscale_view()
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("singular value")
+    axis.set_title(f"{_label(rows[0]['matrix'])}  ({rows[0]['shape'][0]} x {rows[0]['shape'][1]})", fontsize=10)
+    figure.colorbar(ScalarMappable(colours, _colour_map()), ax=axis, label="rank (1 is the largest)")
+    _finish(figure, [axis], steps, path, log)
+
+
+def _figure(width: float, heights: list[float]) -> tuple[Any, list[Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(heights),
+        1,
+        figsize=(width, sum(heights) + 0.4),
+        height_ratios=heights,
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    return figure, list(axes[:, 0])
+
+
+def _finish(figure: Any, axes: list[Any], steps: Sequence[int], path: Path, log: bool) -> None:
+    from matplotlib import pyplot
+
+    if log:
+        positive = [step for step in steps if step > 0]
+        axes[-1].set_xscale("symlog", linthresh=min(positive, default=1))
+    axes[-1].set_xlabel("training step")
+    try:
+        figure.savefig(path, dpi=160)
+    except OSError as error:
+        raise RequestError(f"--plot {path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        pyplot.close(figure)
+
+
+def _draw_heat_map(
+    figure: Any, axis: Any, table: NDArray[np.float64], matrices: list[str], steps: Sequence[int]
+) -> None:
+    from matplotlib import colormaps
+
+    colours = colormaps["viridis"].with_extremes(bad="lightgrey")
+    image = axis.pcolormesh(
+        _edges(steps), np.arange(len(matrices) + 1), np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=1
+    )
+    axis.invert_yaxis()
+    every = -(-len(matrices) // MOST_LABELS)
+    shown = range(0, len(matrices), every)
+    size = 8 if len(matrices) <= 30 else 6
+    axis.set_yticks([i + 0.5 for i in shown], [_label(matrices[i]) for i in shown], fontsize=size)
+    axis.tick_params(axis="y", length=0)
+    figure.colorbar(image, ax=axis, label="normalised effective rank", fraction=0.05, pad=0.02)
+
+
+def _draw_metrics(axis: Any, metrics: TrainingMetrics, names: list[str]) -> None:
+    for name in names:
+        axis.plot(metrics.steps, metrics.columns[name], label=name.replace("_", " "), linewidth=1.2)
+    positive = [value for name in names for value in metrics.columns[name] if value > 0]
+    if positive and max(positive) > 100 * min(positive) and len(names) and _kind(names[0]) == "loss":
+        axis.set_yscale("log")
+    axis.set_ylabel(_kind(names[0]))
+    axis.legend(fontsize=8, frameon=False)
+
+
+def _metric_groups(metrics: TrainingMetrics) -> list[list[str]]:
+    """Columns of one kind share a panel: losses, errors, accuracies; every other has its own."""
+    groups: dict[str, list[str]] = {}
+    for name in metrics.columns:
+        groups.setdefault(_kind(name), []).append(name)
+    return list(groups.values())
+
+
+def _kind(name: str) -> str:
+    return next((kind for kind in ("loss", "error", "accuracy") if kind in name.lower()), name)
+
+
+def _edges(steps: Sequence[int]) -> NDArray[np.float64]:
+    """Cells that meet halfway between steps."""
+    at = np.asarray(steps, dtype=float)
+    if at.size == 1:
+        return np.array([at[0] - 0.5, at[0] + 0.5])
+    middle = (at[1:] + at[:-1]) / 2
+    return np.concatenate([[max(2 * at[0] - middle[0], min(at[0], 0))], middle, [2 * at[-1] - middle[-1]]])
+
+
+def _colour_map() -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"]
+
+
+def _label(name: str) -> str:
+    """A name as plain text: matplotlib takes dollars for mathematics."""
+    text = printable(name).replace("$", r"\$")
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"

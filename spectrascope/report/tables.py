@@ -1,0 +1,174 @@
+"""Tables for people: of full width on a terminal, plain and never cut in a pipe."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .rows import Row
+
+BARS = "▁▂▃▄▅▆▇█"
+ASCII_BARS = "_.-:=+*#"
+
+
+@dataclass
+class Table:
+    """Columns of text; a header that starts with "<" is a column of words, the rest are numbers."""
+
+    headers: list[str]
+    lines: list[list[str]] = field(default_factory=list)
+    title: str = ""
+
+
+def render(table: Table, terminal: bool, width: int | None = None) -> str:
+    """The table as text: boxed, bold and folded to the width on a terminal, plain and unbounded otherwise."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    view = RichTable(
+        title=Text(table.title, style="bold") if table.title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD if terminal else None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0) if not terminal else (0, 1),
+    )
+    for header in table.headers:
+        words = header.startswith("<")
+        view.add_column(
+            Text(header.lstrip("<")),
+            justify="left" if words else "right",
+            overflow="fold",
+            no_wrap=not terminal,
+        )
+    for line in table.lines:
+        view.add_row(*[Text(printable(cell)) for cell in line])
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer,
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        no_color=not terminal,
+        width=width if terminal else 1_000_000,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    console.print(view)
+    text = buffer.getvalue()
+    return text if terminal else "".join(line.rstrip() + "\n" for line in text.splitlines())
+
+
+def rank_summary(rows: Sequence[Row], steps: Sequence[int]) -> Table:
+    """One line per matrix: where its effective rank starts, is lowest and ends, its norms, and its course."""
+    table = Table(
+        [
+            "<matrix",
+            "shape",
+            "first",
+            "lowest",
+            "at step",
+            "last",
+            "of",
+            "sigma_1",
+            "||W||_F",
+            "<norm_effective_rank",
+        ],
+        title=f"effective rank, {_span(steps)}",
+    )
+    by_matrix: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        by_matrix.setdefault(row["matrix"], {})[row["step"]] = row
+    for matrix, found in by_matrix.items():
+        table.lines.append(_summary_line(matrix, found, steps))
+    return table
+
+
+def rank_details(rows: Sequence[Row]) -> Table:
+    """One line per step and matrix with every column."""
+    columns = [name for name in rows[0] if name not in ("step", "matrix", "shape", "dtype", "reason")]
+    table = Table(["step", "<matrix", "shape", *columns, "<reason"])
+    for row in rows:
+        cells = [number(row[name]) for name in columns]
+        table.lines.append([str(row["step"]), row["matrix"], shape(row["shape"]), *cells, row["reason"] or ""])
+    return table
+
+
+def spectrum_table(rows: Sequence[Row]) -> Table:
+    """Some singular values of one matrix, a line per step."""
+    table = Table(["step", "sigma_1", "sigma_2", "sigma_10", "median", "sigma_R", "R", "<reason"])
+    if rows:
+        table.title = f"singular values of {rows[0]['matrix']} ({shape(rows[0]['shape'])})"
+    for row in rows:
+        values = row["singular_values"] or []
+        picked = [values[i] if i < len(values) else None for i in (0, 1, 9)]
+        picked += [float(np.median(values)), values[-1]] if values else [None, None]
+        count = min(row["shape"])
+        table.lines.append([str(row["step"]), *map(number, picked), str(count), row["reason"] or ""])
+    return table
+
+
+def number(value: float | int | None) -> str:
+    """Four significant digits; a dash for what does not exist."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """512x128."""
+    return "x".join(map(str, sizes))
+
+
+def sparkline(values: Sequence[float | None], unicode: bool, width: int = 24) -> str:
+    """The course of values over [0, 1] as one character each, thinned to `width`; a space where there is none."""
+    bars = BARS if unicode else ASCII_BARS
+    picked = np.unique(np.linspace(0, len(values) - 1, min(width, len(values))).round().astype(int))
+    chosen = [values[i] for i in picked]
+    return "".join(" " if value is None else bars[min(int(value * len(bars)), len(bars) - 1)] for value in chosen)
+
+
+def printable(text: str) -> str:
+    """Names are data: control characters and lone surrogates are shown as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def can_draw_bars() -> bool:
+    """Whether standard output can encode a sparkline."""
+    try:
+        BARS.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int]) -> list[str]:
+    first, last = found[min(found)], found[max(found)]
+    present = [row for row in found.values() if row["effective_rank"] is not None]
+    lowest: dict[str, Any] = min(present, key=lambda row: row["effective_rank"]) if present else {}
+    course = [found[step]["norm_effective_rank"] if step in found else None for step in steps]
+    broken = next((row["reason"] for row in found.values() if row["reason"]), None)
+    return [
+        matrix,
+        shape(last["shape"]),
+        number(first["effective_rank"]),
+        number(lowest.get("effective_rank")),
+        str(lowest.get("step", "-")),
+        number(last["effective_rank"]),
+        str(min(last["shape"])),
+        number(last["spectral_norm"]),
+        number(last["frobenius_norm"]),
+        sparkline(course, can_draw_bars()) + (f"  {broken}" if broken else ""),
+    ]
+
+
+def _span(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
