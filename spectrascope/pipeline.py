@@ -323,7 +323,7 @@ class _Run:
         except StoreDamaged as error:
             self.warn(f"{error}; set aside as {set_aside(path).name} and made again")
             return False, None
-        same_place = info.source["path"] == _absolute(reference.path)
+        same_place = info.source["path"] == _place(reference.path, stamp)
         if self.trust_mtime and stamp and same_place and info.source["stamp"] == [list(entry) for entry in stamp]:
             content = str(info.source["content"])
         else:
@@ -390,7 +390,7 @@ class _Run:
         info = StepInfo(
             path=step_path(self.store, step),
             step=step,
-            source={"path": _absolute(job.reference.path), "stamp": job.stamp},
+            source={"path": _place(job.reference.path, job.stamp), "stamp": job.stamp},
             settings={"top_k": self.top_k, "match": list(self.match), "skip": list(self.skip)},
             records=list(records.values()),
             skipped=[asdict(one) for one in job.plan.skipped],
@@ -485,8 +485,9 @@ def _paths(source: Any) -> list[Path]:
     return [Path(source)] if isinstance(source, (str, os.PathLike)) else [Path(one) for one in source]
 
 
-def _absolute(path: Path) -> str:
-    return os.path.abspath(path)
+def _place(path: Path, stamp: list[tuple[str, int, int]]) -> str:
+    """Where a checkpoint is, wherever the command runs; a state dict in memory has a label alone."""
+    return os.path.abspath(path) if stamp else str(path)
 
 
 def _needs_all_cores(matrix: Matrix) -> bool:

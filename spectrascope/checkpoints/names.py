@@ -94,17 +94,20 @@ def _tensors_of(payload: Mapping[Any, Any]) -> dict[str, Any]:
     for key in MODEL_KEYS:
         if isinstance(payload.get(key), Mapping) and (found := _tensors_of(payload[key])):
             return found
-    mine = {
-        key: value
-        for key, value in payload.items()
-        if isinstance(key, str) and isinstance(value, (torch.Tensor, np.ndarray)) and not MOMENTS.search(key)
-    }
     inner = {
         key: found
         for key, value in payload.items()
         if isinstance(key, str) and isinstance(value, Mapping) and not NOT_THE_MODEL.search(key)
         if (found := _tensors_of(value))
     }
+    mine = {key: value for key, value in payload.items() if _is_of_the_model(key, value, beside_models=bool(inner))}
     if not mine and len(inner) == 1:
         return next(iter(inner.values()))
     return mine | {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}
+
+
+def _is_of_the_model(key: Any, value: Any, beside_models: bool) -> bool:
+    """Whether an entry is a tensor of the model; beside whole models, a number or `rng_state` is none."""
+    if not isinstance(key, str) or not isinstance(value, (torch.Tensor, np.ndarray)) or MOMENTS.search(key):
+        return False
+    return not (beside_models and "." not in key and (value.ndim == 0 or NOT_THE_MODEL.search(key)))

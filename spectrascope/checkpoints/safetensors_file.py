@@ -69,8 +69,8 @@ class SafetensorsFile:
 
 def _cause(path: Path, error: Exception) -> str:
     text = str(error)
-    if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
-        return f"cannot be read ({error.strerror})"
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})"
     if "Incomplete" in text or "TooSmall" in text or "too small" in text:
         return f"is truncated: its header describes more bytes than the {path.stat().st_size:,} there are"
     return f"is not a valid safetensors file ({text})"

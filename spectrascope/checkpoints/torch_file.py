@@ -16,9 +16,12 @@ from ..errors import CheckpointError
 from ..matrices import TensorInfo
 from .container import require_content
 from .names import find_state_dict, step_in
+from .pickles import globals_in
 
 # A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
 REOPEN_AFTER = 64 * 2**20
+# What every file of torch.save asks for.
+HARMLESS = re.compile(r"torch\.\w+$|torch\._utils\.|torch\.storage\.|collections\.OrderedDict$|numpy\.(_?core\.|dtype)")
 
 
 def _allow_numpy_scalars() -> None:
@@ -101,15 +104,13 @@ def _describe(name: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 def _cause(path: Path, error: Exception) -> str:
-    text = str(error)
-    asked = re.search(r"(?:GLOBAL|global:?)\s+`?([\w.]+)", text)
-    if "weights_only" in text.lower() or "Unsupported" in text:
-        wants = f"would run `{asked.group(1)}`" if asked else "needs more than tensors and plain values"
-        return (
-            f"was refused by the safe loader: loading it {wants}. "
-            "If you trust whoever made the file, --trust-pickle loads it all the same"
-        )
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read ({error.strerror})"
-    first_line = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if asked := [name for name in globals_in(path) if not HARMLESS.match(name)]:
+        return (
+            f"was refused by the safe loader: it asks for {', '.join(f'`{name}`' for name in asked[:3])}, which "
+            "could run any code. If you trust whoever made the file, --trust-pickle loads it all the same"
+        )
+    text = re.split(r"WeightsUnpickler error:\s*", str(error))[-1].strip()
+    first_line = text.splitlines()[0] if text else type(error).__name__
     return f"is truncated, damaged or not written by torch.save ({first_line[:200]})"

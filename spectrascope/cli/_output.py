@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,9 +71,13 @@ class Output:
         elif self.format is Format.csv:
             self.write(to_csv(rows, columns))
         else:
-            terminal = sys.stdout.isatty()
-            self.write("\n".join(render(table, terminal) for table in tables()))
+            self.write("\n".join(render(table, self.terminal_width) for table in tables()))
         return 3 if failures else 0
+
+    @property
+    def terminal_width(self) -> int | None:
+        """The columns of the terminal that stdout is, None if it is none."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     def write(self, text: str) -> None:
         """Results. A reader that has gone away, such as `head`, is no error."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -66,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
+    if not debug:
+        warnings.simplefilter("ignore")  # those of libraries; ours go through Output
     try:
         code = app(args=arguments, prog_name="spectrascope", standalone_mode=False)
         return code if isinstance(code, int) else 0

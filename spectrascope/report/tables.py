@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,19 @@ from .rows import Row
 
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.-:=+*#"
+# The columns of rank rows as a table's narrow heads.
+SHORT_NAMES = {
+    "spectral_entropy": "entropy",
+    "effective_rank": "eff_rank",
+    "norm_effective_rank": "norm_eff",
+    "stable_rank": "stable",
+    "spectral_norm": "sigma_1",
+    "frobenius_norm": "||W||_F",
+    "nuclear_norm": "nuclear",
+    "rank_99": "rank_99",
+    "numerical_rank": "num_rank",
+}
+NARROWEST_NAME = 12
 
 
 @dataclass
@@ -25,28 +38,26 @@ class Table:
     title: str = ""
 
 
-def render(table: Table, terminal: bool, width: int | None = None) -> str:
-    """The table as text: boxed, bold and folded to the width on a terminal, plain and unbounded otherwise."""
-    from rich import box
+def render(table: Table, terminal_width: int | None) -> str:
+    """The table as text: names folded to the width of a terminal where that is enough, else unbounded; plain for None."""
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    terminal = terminal_width is not None
+    name = next((i for i, header in enumerate(table.headers) if header.startswith("<")), None)
+    fits = terminal_width is not None and _width(table, folding=name) <= terminal_width
     view = RichTable(
-        title=Text(table.title, style="bold") if table.title else None,
+        title=Text(table.title) if table.title else None,
         title_justify="left",
-        box=box.SIMPLE_HEAD if terminal else None,
+        title_style="italic" if terminal else "",
+        box=None,
         pad_edge=False,
-        padding=(0, 2, 0, 0) if not terminal else (0, 1),
+        padding=(0, 1 if terminal else 2, 0, 0),
     )
-    for header in table.headers:
-        words = header.startswith("<")
-        view.add_column(
-            Text(header.lstrip("<")),
-            justify="left" if words else "right",
-            overflow="fold",
-            no_wrap=not terminal,
-        )
+    for index, header in enumerate(table.headers):
+        justify: Literal["left", "right"] = "left" if header.startswith("<") else "right"
+        view.add_column(Text(header.lstrip("<")), justify=justify, overflow="fold", no_wrap=index != name)
     for line in table.lines:
         view.add_row(*[Text(printable(cell)) for cell in line])
     buffer = io.StringIO()
@@ -55,47 +66,43 @@ def render(table: Table, terminal: bool, width: int | None = None) -> str:
         force_terminal=terminal,
         color_system="auto" if terminal else None,
         no_color=not terminal,
-        width=width if terminal else 1_000_000,
+        width=terminal_width if fits else 1_000_000,
         highlight=False,
         emoji=False,
         legacy_windows=False,
     )
     console.print(view)
-    text = buffer.getvalue()
-    return text if terminal else "".join(line.rstrip() + "\n" for line in text.splitlines())
+    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
 
 
-def rank_summary(rows: Sequence[Row], steps: Sequence[int]) -> Table:
+def _width(table: Table, folding: int | None) -> int:
+    """The columns that a table needs on a terminal when its column `folding` is as narrow as can be."""
+    cells = zip(table.headers, *table.lines, strict=True)
+    widths = [max(len(printable(cell).lstrip("<")) + 1 for cell in column) for column in cells]
+    return sum(min(w, NARROWEST_NAME) if i == folding else w for i, w in enumerate(widths))
+
+
+def rank_summary(rows: Sequence[Row], steps: Sequence[int], terminal_width: int | None = None) -> Table:
     """One line per matrix: where its effective rank starts, is lowest and ends, its norms, and its course."""
     table = Table(
-        [
-            "<matrix",
-            "shape",
-            "first",
-            "lowest",
-            "at step",
-            "last",
-            "of",
-            "sigma_1",
-            "||W||_F",
-            "<norm_effective_rank",
-        ],
-        title=f"effective rank, {_span(steps)}",
+        ["<matrix", "shape", "first", "lowest", "at step", "last", "of", "sigma_1", "||W||_F", "<over steps"],
+        title=f"effective rank, {_span(steps)}; bars: norm_effective_rank from 0 to 1",
     )
     by_matrix: dict[str, dict[int, Row]] = {}
     for row in rows:
         by_matrix.setdefault(row["matrix"], {})[row["step"]] = row
+    longest = max(map(len, by_matrix), default=0)
+    bars = 24 if terminal_width is None else max(8, min(24, terminal_width - longest - 62))
     for matrix, found in by_matrix.items():
-        table.lines.append(_summary_line(matrix, found, steps))
+        table.lines.append(_summary_line(matrix, found, steps, bars))
     return table
 
 
 def rank_details(rows: Sequence[Row]) -> Table:
     """One line per step and matrix with every column."""
-    columns = [name for name in rows[0] if name not in ("step", "matrix", "shape", "dtype", "reason")]
-    table = Table(["step", "<matrix", "shape", *columns, "<reason"])
+    table = Table(["step", "<matrix", "shape", *SHORT_NAMES.values(), "<reason"])
     for row in rows:
-        cells = [number(row[name]) for name in columns]
+        cells = [number(row[name]) for name in SHORT_NAMES]
         table.lines.append([str(row["step"]), row["matrix"], shape(row["shape"]), *cells, row["reason"] or ""])
     return table
 
@@ -126,7 +133,7 @@ def shape(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def sparkline(values: Sequence[float | None], unicode: bool, width: int = 24) -> str:
+def sparkline(values: Sequence[float | None], unicode: bool, width: int) -> str:
     """The course of values over [0, 1] as one character each, thinned to `width`; a space where there is none."""
     bars = BARS if unicode else ASCII_BARS
     picked = np.unique(np.linspace(0, len(values) - 1, min(width, len(values))).round().astype(int))
@@ -148,7 +155,7 @@ def can_draw_bars() -> bool:
     return True
 
 
-def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int]) -> list[str]:
+def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int], bars: int) -> list[str]:
     first, last = found[min(found)], found[max(found)]
     present = [row for row in found.values() if row["effective_rank"] is not None]
     lowest: dict[str, Any] = min(present, key=lambda row: row["effective_rank"]) if present else {}
@@ -164,7 +171,7 @@ def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int]) -> l
         str(min(last["shape"])),
         number(last["spectral_norm"]),
         number(last["frobenius_norm"]),
-        sparkline(course, can_draw_bars()) + (f"  {broken}" if broken else ""),
+        sparkline(course, can_draw_bars(), bars) + (f"  {broken}" if broken else ""),
     ]
 
 

@@ -1,0 +1,287 @@
+"""The command line as a person and a pipe see it, on the shipped grokking run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import GROK, mat, run_cli
+from safetensors.torch import save_file
+
+import spectrascope
+from spectrascope import __version__
+from spectrascope.report.rows import RANK_COLUMNS
+
+MATRICES = [
+    "embed.weight",
+    "attn.key.weight",
+    "attn.out.weight",
+    "attn.query.weight",
+    "attn.value.weight",
+    "mlp.down.weight",
+    "mlp.up.weight",
+    "unembed.weight",
+]
+COMMANDS = ["analyze", "show", "rank", "spectrum", "export"]
+
+
+@pytest.fixture(scope="module")
+def grok(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("grok") / "grok.spectra"
+    spectrascope.analyze(GROK, path)
+    return path
+
+
+def test_version(cli: Any) -> None:
+    assert cli("--version").out == f"spectrascope {__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "spectrascope", "--version"], capture_output=True, text=True)
+    assert done.stdout == f"spectrascope {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, cli: Any) -> None:
+    done = cli(command, "--help")
+    assert done.code == 0
+    assert f"spectrascope {command}" in done.out
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nope"], ["rank"], ["rank", "x", "--nope"], ["rank", "x", "--format", "xml"], ["analyze", "x", "--top-k", "-1"]],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2_and_one_line(arguments: list[str], cli: Any) -> None:
+    done = cli(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert len(done.err.splitlines()) == 1
+    assert "--help`" in done.err
+
+
+def test_analyze_reports_ranks(grok: Path, cli: Any, tmp_path: Path) -> None:
+    done = cli("analyze", GROK, "-o", tmp_path / "x.spectra", "--format", "json")
+    assert done.code == 0
+    assert done.json["command"] == "analyze"
+    assert done.json["rows"] == cli("rank", grok, "--format", "json").json["rows"]
+    assert "of the parameters (3 tensors skipped" in done.err
+
+
+def test_rank_json(grok: Path, cli: Any) -> None:
+    document = cli("rank", grok, "--format", "json").json
+    assert list(document) == ["command", "version", "source", "rows", "warnings", "failures"]
+    trajectory = spectrascope.open(grok)
+    assert len(document["rows"]) == len(MATRICES) * len(trajectory.steps)
+    row = next(r for r in document["rows"] if r["step"] == 0 and r["matrix"] == "mlp.up.weight")
+    sigma = trajectory.singular_values("mlp.up.weight", 0)
+    assert list(row) == ["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "reason"]
+    assert row["shape"] == [512, 128]
+    assert row["dtype"] == "float32"
+    assert row["reason"] is None
+    for name in RANK_COLUMNS:
+        exact = (
+            spectrascope.numerical_rank(sigma, (512, 128), "float32")
+            if name == "numerical_rank"
+            else getattr(spectrascope, name)(sigma)
+        )
+        assert row[name] == pytest.approx(float(exact), rel=1e-12), name
+
+
+def test_formats_hold_the_same_rows(grok: Path, cli: Any) -> None:
+    rows = cli("rank", grok, "--format", "json").json["rows"]
+    assert [json.loads(line) for line in cli("rank", grok, "--format", "jsonl").out.splitlines()] == rows
+    lines = list(csv.DictReader(io.StringIO(cli("rank", grok, "--format", "csv").out)))
+    assert len(lines) == len(rows)
+    for line, row in zip(lines, rows, strict=True):
+        assert json.loads(line["shape"]) == row["shape"]
+        assert float(line["effective_rank"]) == row["effective_rank"]
+        assert line["reason"] == ""
+
+
+def test_the_summary_has_a_line_per_matrix(grok: Path, cli: Any) -> None:
+    done = cli("rank", grok)
+    steps = spectrascope.open(grok).steps
+    title, header, *lines = done.out.splitlines()
+    assert title.startswith(f"effective rank, {len(steps)} steps, 0 to {steps[-1]};")
+    assert header.split()[:4] == ["matrix", "shape", "first", "lowest"]
+    assert [line.split()[0] for line in lines] == MATRICES
+    sigma = spectrascope.open(grok).singular_values("mlp.up.weight")
+    cells = next(line.split() for line in lines if line.startswith("mlp.up"))
+    ranks = spectrascope.effective_rank(sigma)
+    assert cells[1:4] == ["512x128", f"{ranks[0]:.4g}", f"{ranks.min():.4g}"]
+    assert cells[4] == str(steps[int(ranks.argmin())])
+    assert len(cells[-1]) == len(steps)
+
+
+def test_the_summary_opens_up(grok: Path, cli: Any) -> None:
+    steps = spectrascope.open(grok).steps
+    assert len(cli("rank", grok, "--all").out.splitlines()) == 1 + len(steps) * len(MATRICES)
+    one = cli("rank", grok, "--step", steps[3]).out.splitlines()
+    assert len(one) == 1 + len(MATRICES)
+    assert {line.split()[0] for line in one[1:]} == {str(steps[3])}
+    assert len(cli("rank", grok, "--matrix", "mlp*").out.splitlines()) == 1 + 2 * len(steps)
+
+
+def test_filters_that_fit_nothing(grok: Path, cli: Any) -> None:
+    done = cli("rank", grok, "--matrix", "nope")
+    assert done.code == 2
+    assert "no matrix matches 'nope'; there are embed.weight, attn.key.weight" in done.err
+    assert cli("rank", grok, "--step", "7").code == 2
+    assert "there is no step 7; there are 0," in cli("rank", grok, "--step", "7").err
+
+
+def test_paths_on_standard_input(cli: Any, tmp_path: Path) -> None:
+    listing = "".join(f"{path}\n" for path in sorted(GROK.glob("*.safetensors")))
+    done = cli("analyze", "-", "--steps", "log:3", "-o", "x.spectra", "--format", "jsonl", cwd=tmp_path, stdin=listing)
+    assert done.code == 0
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    steps = sorted({row["step"] for row in rows})
+    assert steps[0] == 0
+    assert 3 <= len(steps) <= 4
+    assert all(0 < row["norm_effective_rank"] <= 1 for row in rows)
+    assert cli("analyze", "-", cwd=tmp_path, stdin=listing).code == 2
+    assert "no path came on standard input" in cli("analyze", "-", "-o", "y", cwd=tmp_path, stdin="\n").err
+
+
+def test_the_default_store(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "in" / "run.v2").mkdir(parents=True)
+    save_file({"w": mat([1.0], 3, 3)}, tmp_path / "in" / "run.v2" / "step1.safetensors")
+    torch.save({"w": mat([1.0], 3, 3)}, tmp_path / "in" / "m.best.pt")
+    assert cli("analyze", "in/run.v2/", cwd=tmp_path).code == 0
+    assert cli("analyze", "in/m.best.pt", cwd=tmp_path).code == 0
+    assert cli("analyze", ".", cwd=tmp_path / "in" / "run.v2").code == 0
+    assert sorted(p.name for p in tmp_path.glob("*.spectra")) == ["m.best.spectra", "run.v2.spectra"]
+    assert (tmp_path / "in" / "run.v2" / "run.v2.spectra").is_dir()
+    again = cli("analyze", ".", cwd=tmp_path / "in" / "run.v2")  # its own store is no checkpoint
+    assert (again.code, again.err.count("warning")) == (0, 0)
+
+
+def test_show(cli: Any) -> None:
+    document = cli("show", GROK, "--format", "json").json
+    assert [row["matrix"] for row in document["rows"]] == MATRICES
+    up = document["rows"][6]
+    assert (up["shape"], up["dtype"], up["role"], up["guessed"]) == ([512, 128], "float32", "linear", False)
+    assert document["rows"][0]["role"] == "embedding"
+    assert [(one["name"], one["reason"]) for one in document["skipped"]] == [
+        ("mlp.down.bias", "1-D"),
+        ("mlp.up.bias", "1-D"),
+        ("position.pe", "position table"),
+    ]
+    assert 0.99 < document["coverage"] < 1
+    text = cli("show", GROK)
+    assert "position.pe" in text.out
+    assert re.search(r"8 matrices hold 99\.\d% of the parameters", text.err)
+
+
+def test_spectrum(grok: Path, cli: Any) -> None:
+    rows = cli("spectrum", grok, "mlp.up.weight", "--format", "json").json["rows"]
+    sigma = spectrascope.open(grok).singular_values("mlp.up.weight")
+    np.testing.assert_array_equal([row["singular_values"] for row in rows], sigma)
+    table = cli("spectrum", grok, "mlp.up.weight").out
+    assert table.startswith("singular values of mlp.up.weight (512x128)\n")
+    assert cli("spectrum", grok, "nope").code == 2
+
+
+def test_export(grok: Path, cli: Any, tmp_path: Path) -> None:
+    sigma = spectrascope.open(grok).singular_values("mlp.up.weight")
+    for name in ("all.h5", "all.csv", "all.json"):
+        done = cli("export", grok, "--to", tmp_path / name)
+        assert (done.code, done.out) == (0, "")
+    with h5py.File(tmp_path / "all.h5") as file:
+        assert [name.decode() for name in file["names"][:]] == MATRICES
+        np.testing.assert_array_equal(file["singular_values/6"][:], sigma)
+    lines = list(csv.DictReader((tmp_path / "all.csv").open()))
+    mine = [float(line["singular_value"]) for line in lines if line["matrix"] == "mlp.up.weight"]
+    np.testing.assert_array_equal(mine, sigma.ravel())
+    rows = json.loads((tmp_path / "all.json").read_text())["rows"]
+    assert len(rows) == len(MATRICES) * len(sigma)
+    assert cli("export", grok, "--to", tmp_path / "all.xls").code == 2
+    assert cli("export", grok, "--to", tmp_path / "no" / "all.csv").code == 2
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_plots(grok: Path, cli: Any, tmp_path: Path, suffix: str) -> None:
+    starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    heat, lines = tmp_path / f"heat.{suffix}", tmp_path / f"lines.{suffix}"
+    assert cli("rank", grok, "--plot", heat, "--metrics", GROK / "metrics.csv", "--log-steps").code == 0
+    assert cli("spectrum", grok, "mlp.up.weight", "--plot", lines).code == 0
+    assert heat.read_bytes().startswith(starts[suffix])
+    assert lines.read_bytes().startswith(starts[suffix])
+
+
+def test_plots_that_cannot_be_drawn(grok: Path, cli: Any, tmp_path: Path) -> None:
+    assert "one of .png" in cli("rank", grok, "--plot", tmp_path / "x.docx").err
+    assert "there is no directory" in cli("rank", grok, "--plot", tmp_path / "no" / "x.png").err
+    assert cli("rank", grok, "--metrics", GROK / "metrics.csv").code == 2
+    bad = tmp_path / "bad.csv"
+    bad.write_text("loss\n1\n")
+    assert "a column `step`" in cli("rank", grok, "--plot", tmp_path / "x.png", "--metrics", bad).err
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_quiet_says_nothing(grok: Path, cli: Any, tmp_path: Path) -> None:
+    assert cli("analyze", GROK, "--steps", "last", "-o", tmp_path / "x.spectra", "--quiet").err == ""
+    assert cli("show", GROK, "--quiet").err == ""
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    assert "Traceback" not in run_cli("rank", tmp_path / "nope").err
+    assert "Traceback" in run_cli("rank", tmp_path / "nope", "--debug").err
+
+
+def test_a_fault_of_ours_is_one_line(grok: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spectrascope.cli.rank.rank_rows", lambda *arguments: 1 / 0)
+    done = cli("rank", grok)
+    assert done.code == 1
+    assert done.err.startswith("spectrascope: ZeroDivisionError")
+    assert "--debug" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_names_are_data(cli: Any, tmp_path: Path) -> None:
+    names = ["[bold]x[/bold]", "a\x1b[31mred", "new\nline", "$x^2$", "nul\0", "=1+1"]
+    torch.save({name: mat([2.0, 1.0], 4, 3) for name in names}, tmp_path / "m.pt")
+    done = cli("analyze", tmp_path / "m.pt", "-o", tmp_path / "x.spectra")
+    assert done.code == 0
+    assert "[bold]x[/bold]" in done.out
+    assert r"a\x1b[31mred" in done.out
+    assert r"new\nline" in done.out
+    assert "\x1b" not in done.out
+    rows = cli("rank", tmp_path / "x.spectra", "--format", "json").json["rows"]
+    assert [row["matrix"] for row in rows] == names
+    assert cli("rank", tmp_path / "x.spectra", "--plot", tmp_path / "x.png").code == 0
+    assert cli("spectrum", tmp_path / "x.spectra", "$x^2$", "--plot", tmp_path / "y.png").code == 0
+
+
+def test_on_a_terminal_there_is_a_bar_and_a_table_in_colour(tmp_path: Path) -> None:
+    """In a pseudo-terminal: the bar goes to stderr, the table to stdout, the exit code is 0."""
+    out = bytearray()
+
+    def read(descriptor: int) -> bytes:
+        data = os.read(descriptor, 4096)
+        out.extend(data)
+        return data
+
+    command = [sys.executable, "-m", "spectrascope", "analyze", str(GROK), "-o", str(tmp_path / "x.spectra")]
+    assert pty.spawn(command, read) == 0
+    text = out.decode()
+    assert "analysing" in text
+    assert "ETA" in text
+    assert "mlp.up.weight" in text
+    assert "norm_effective_rank" in text
+    # Numbers are whole, whatever the width.
+    lines = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines() if "512x128" in line]
+    assert len(lines) == 1
+    assert "123.7" in lines[0]

@@ -1,0 +1,83 @@
+"""The README is true: its commands run, and every command and option of the program is in reach of its reader."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GROK, ROOT
+
+README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as the README's reader has it: a run of their own under runs/grok, checkpoints under ckpts."""
+    home = tmp_path_factory.mktemp("readme")
+    shutil.copytree(GROK, home / "runs" / "grok")
+    shutil.copytree(GROK, home / "ckpts")
+    scripts = home / "bin"
+    scripts.mkdir()
+    for name, module in (("spectrascope", "-m spectrascope"), ("python", "")):
+        (scripts / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
+        (scripts / name).chmod(0o755)
+    return home
+
+
+def run(script: str, home: Path) -> subprocess.CompletedProcess[str]:
+    import os
+
+    environment = {**os.environ, "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_the_shell_examples_run_in_order(home: Path) -> None:
+    examples = [block for block in blocks("sh") if "make " not in block and "pip install" not in block]
+    assert examples
+    script = "\n".join(line for block in examples for line in block.splitlines())
+    if shutil.which("jq") is None:
+        script = re.sub(r"\| jq [^|\n]*", "| cat", script)
+    done = run(script, home)
+    assert done.returncode == 0, done.stderr
+    for figure in re.findall(r"--plot (\S+)", script):
+        assert (home / figure).stat().st_size > 1000
+
+
+def test_the_python_examples_run(home: Path) -> None:
+    for block in blocks("python"):
+        done = subprocess.run([sys.executable, "-c", block], cwd=home, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_command_is_in_the_readme() -> None:
+    for command in ("analyze", "show", "rank", "spectrum", "export"):
+        assert f"spectrascope {command}" in README
+
+
+def test_the_pictures_are_there() -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)
+    assert pictures
+    for picture in pictures:
+        assert (ROOT / picture).is_file()
+
+
+def test_the_changelog_names_this_version() -> None:
+    from spectrascope import __version__
+
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()

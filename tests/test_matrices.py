@@ -1,0 +1,128 @@
+"""Tensors become matrices or are skipped with a reason; none is dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from spectrascope.matrices import Plan, TensorInfo, model_order, plan
+
+
+def planned(tensors: dict[str, torch.Tensor], **options: Any) -> Plan:
+    infos = {name: TensorInfo(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
+    found = plan(infos, options.pop("tied", {}), tensors.__getitem__, **options)
+    accounted = [m.name for m in found.matrices] + [s.name for s in found.skipped]
+    assert sorted(accounted) == sorted(tensors), "a tensor was dropped, or counted twice"
+    return found
+
+
+def only(tensor: torch.Tensor, name: str = "l.weight", **others: torch.Tensor) -> Any:
+    """What becomes of one tensor: (role, shape, guessed), or the reason why it is skipped."""
+    found = planned({name: tensor} | {key.replace("__", "."): value for key, value in others.items()})
+    for matrix in found.matrices:
+        if matrix.name == name:
+            assert matrix.of(tensor).shape == matrix.shape
+            return matrix.role, matrix.shape, matrix.guessed
+    return next(s.reason for s in found.skipped if s.name == name)
+
+
+def test_matrices() -> None:
+    assert only(torch.ones(3, 5)) == ("linear", (3, 5), False)
+    assert only(torch.ones(3, 5), "lstm.weight_ih_l0") == ("recurrent", (3, 5), False)
+    assert only(torch.ones(3, 5), "lstm.weight_hh_l1_reverse") == ("recurrent", (3, 5), False)
+    assert only(torch.ones(3, 5), "model.embed_tokens.weight") == ("embedding", (3, 5), False)
+    assert only(torch.ones(3, 5), "transformer.wpe.weight") == ("embedding", (3, 5), False)
+    assert only(torch.ones(3, 5), "lm_head.weight") == ("unembedding", (3, 5), False)
+    assert only(torch.ones(3, 5), "enc/l0/kernel") == ("linear", (3, 5), False)
+
+
+@pytest.mark.parametrize("kernel", [(7,), (3, 3), (2, 2, 2)])
+def test_convolutions_are_flattened(kernel: tuple[int, ...]) -> None:
+    columns = 5 * torch.Size(kernel).numel()
+    bias = torch.ones(4)
+    assert only(torch.ones(4, 5, *kernel), l__bias=bias) == ("conv", (4, columns), False)
+    assert only(torch.ones(4, 5, *kernel)) == ("conv", (4, columns), True)
+
+
+def test_transposed_convolutions_swap_their_axes() -> None:
+    columns = 5 * 9
+    assert only(torch.ones(5, 4, 3, 3), l__bias=torch.ones(4)) == ("transposed conv", (4, columns), False)
+    for name in ("tconv4.weight", "up.upconv1.weight", "convtranspose.weight", "dec.ConvTranspose2d_1.weight"):
+        assert only(torch.ones(5, 4, 3, 3), name) == ("transposed conv", (4, columns), False)
+    for name in ("outconv.weight", "conv_tail.weight", "first_conv.weight"):
+        assert only(torch.ones(5, 4, 3, 3), name) == ("conv", (5, 36), True)
+    # A square one with a bias tells nothing.
+    assert only(torch.ones(4, 4, 3, 3), l__bias=torch.ones(4)) == ("conv", (4, 36), True)
+    tensor = torch.arange(5 * 4 * 9.0).reshape(5, 4, 3, 3)
+    matrix = planned({"l.weight": tensor, "l.bias": torch.ones(4)}).matrices[0]
+    assert torch.equal(matrix.of(tensor)[2], tensor[:, 2].reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "reason"),
+    [
+        ("l.bias", torch.ones(3), "1-D"),
+        ("scale", torch.tensor(1.0), "a single number"),
+        ("l.weight", torch.ones(0, 4), "empty"),
+        ("ids", torch.ones(3, 3, dtype=torch.long), "int64, not a floating-point weight"),
+        ("keep", torch.ones(3, 3, dtype=torch.bool), "bool, not a floating-point weight"),
+        ("z", torch.ones(3, 3, dtype=torch.complex64), "complex64, not a floating-point weight"),
+        ("h.0.attn.bias", torch.ones(1, 1, 4, 4), "causal mask"),
+        ("h.0.attn.masked_bias", torch.tensor(-1e4), "a single number"),
+        ("rotary.inv_freq", torch.ones(4), "rotary table"),
+        ("pos.pe", torch.ones(50, 8), "position table"),
+        ("tokens.attn_mask", torch.ones(4, 4), "mask"),
+        ("anything", torch.tril(torch.ones(6, 6)), "causal mask"),
+        ("anything", torch.tril(torch.ones(1, 1, 6, 6)), "causal mask"),
+        ("anything", torch.full((6, 6), -float("inf")).triu(1), "causal mask"),
+        ("cls_token", torch.ones(1, 1, 8), "3-D, and not a convolution's weight"),
+    ],
+)
+def test_what_is_skipped(name: str, tensor: torch.Tensor, reason: str) -> None:
+    assert only(tensor, name) == reason
+
+
+def test_matrices_that_only_look_like_masks() -> None:
+    almost = torch.tril(torch.ones(6, 6))
+    almost[3, 1] = 2
+    assert only(almost) == ("linear", (6, 6), False)
+    assert only(torch.eye(5)) == ("linear", (5, 5), False)
+    assert only(torch.zeros(3, 3)) == ("linear", (3, 3), False)
+
+
+def test_coverage_counts_parameters_and_not_buffers() -> None:
+    found = planned(
+        {
+            "a.weight": torch.ones(9, 10),
+            "a.bias": torch.ones(10),
+            "pos.pe": torch.ones(50, 8),
+            "ids": torch.arange(500),
+            "b.weight": torch.ones(9, 10),
+        },
+        tied={"b.weight": "a.weight"},
+    )
+    assert found.coverage == pytest.approx(0.9)
+    assert found.matrices[0].tied == ("b.weight",)
+    assert [s.reason for s in found.skipped if s.name == "b.weight"] == ["tied to a.weight, analysed once"]
+
+
+def test_match_and_skip() -> None:
+    tensors = {name: torch.ones(2, 2) for name in ("a.weight", "b.weight", "mlp[0].weight")}
+    assert [m.name for m in planned(tensors, match=["a*", "b*"]).matrices] == ["a.weight", "b.weight"]
+    assert [m.name for m in planned(tensors, skip=["b*"]).matrices] == ["a.weight", "mlp[0].weight"]
+    assert planned(tensors, match=["a*"]).skipped[0].reason == "left out by --match or --skip"
+
+
+def test_model_order() -> None:
+    names = ["lm_head.weight", "h.10.w", "h.9.w", "norm.w", "wte.weight", "h.0.head.w", "embed_out.weight"]
+    assert model_order(names) == [
+        "wte.weight",
+        "h.0.head.w",
+        "h.9.w",
+        "h.10.w",
+        "norm.w",
+        "embed_out.weight",
+        "lm_head.weight",
+    ]
