@@ -10,22 +10,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Protocol
-
-import torch
-from threadpoolctl import threadpool_limits
+from typing import Any
 
 from .checkpoints import Checkpoint, Reference, find_checkpoints, from_state_dicts
 from .checkpoints.checkpoint import hash_tensor
 from .decompose import Decomposition, decompose
 from .errors import CheckpointError, NothingAnalysed, RequestError, StoreDamaged, StoreError
 from .matrices import Matrix, Plan, plan, selected
+from .progress import Progress, Silent
+from .reuse import Known
 from .steps import select_steps
 from .store import (
     Record,
@@ -33,36 +30,13 @@ from .store import (
     StepWriter,
     Trajectory,
     prepare,
-    read_info,
     read_step,
-    read_vectors,
     set_aside,
-    step_files,
     step_path,
 )
+from .workers import Pool, all_cores, choose_devices, needs_all_cores, open_pool, single_threaded
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Iterable[tuple[int, Mapping[str, Any]]]
-
-
-class Progress(Protocol):
-    """What a caller may want to see while an analysis runs."""
-
-    def say(self, line: str) -> None:
-        """A plain fact, such as how much there is to do."""
-
-    def warn(self, line: str) -> None:
-        """Something that went wrong; the run goes on."""
-
-    def update(self, done: float, total: int, step: int | None) -> None:
-        """`done` of `total` checkpoints are decomposed; `step` is the one in hand. `total` is 0 if unknown."""
-
-
-class Silent:
-    """No progress."""
-
-    def say(self, line: str) -> None: ...
-    def warn(self, line: str) -> None: ...
-    def update(self, done: float, total: int, step: int | None) -> None: ...
 
 
 def analyze(
@@ -112,44 +86,9 @@ def analyze(
         run.warn(device_warning)
     references, total = run.references(source, steps, step_regex, trust_pickle)
     prepare(run.store)
-    with _single_threaded(), _pool(workers or _default_workers(devices), devices) as pool:
+    with single_threaded(), open_pool(workers, devices) as pool:
         run.go(references, total, pool)
     return run.result()
-
-
-def choose_devices(device: str) -> tuple[list[str], str | None]:
-    """The devices that `device` means, and a warning if it is not what was asked. Raises RequestError."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "cpu":
-        return ["cpu"], None
-    if device == "auto":
-        return [f"cuda:{i}" for i in range(count)] or ["cpu"], None
-    if device.split(":")[0] == "mps":
-        return ["cpu"], "Apple's MPS has no float64, which exact singular values need: using the CPU"
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or (index and not index.isdecimal()):
-        raise RequestError(f"--device {device!r} is none of auto, cpu, cuda, cuda:0, cuda:1, ...")
-    if int(index or 0) >= count:
-        raise RequestError(f"--device {device}: torch sees {count} CUDA devices here; use --device cpu")
-    return ([f"cuda:{index}"] if index else [f"cuda:{i}" for i in range(count)]), None
-
-
-class _Pool:
-    """A thread pool each of whose threads takes one of the devices in turn."""
-
-    def __init__(self, executor: ThreadPoolExecutor, workers: int, devices: list[str]) -> None:
-        self.executor = executor
-        self._free: SimpleQueue[str] = SimpleQueue()
-        for worker in range(workers):
-            self._free.put(devices[worker % len(devices)])
-
-    @contextmanager
-    def device(self) -> Iterator[str]:
-        device = self._free.get()
-        try:
-            yield device
-        finally:
-            self._free.put(device)
 
 
 @dataclass
@@ -177,8 +116,9 @@ class _Run:
     warnings: list[str] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    # What is known of tensors by their bytes: the future of a decomposition under way, or where the store has it.
-    known: dict[tuple[Any, ...], Future[Decomposition] | tuple[Path, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.known = Known(self.top_k)
 
     def warn(self, line: str) -> None:
         self.warnings.append(line)
@@ -203,9 +143,9 @@ class _Run:
         references = [reference for reference in found.references if reference.step in wanted]
         return references, len(references)
 
-    def go(self, references: Iterable[Reference], total: int, pool: _Pool) -> None:
+    def go(self, references: Iterable[Reference], total: int, pool: Pool) -> None:
         """Decompose what is not in the store yet, one checkpoint computed while the next one is queued."""
-        self._learn_from_store()
+        self.known.learn(self.store)
         queue: deque[_Job] = deque()
         done = 0
         try:
@@ -248,20 +188,7 @@ class _Run:
             )
         return NothingAnalysed("no checkpoint holds a matrix to analyse; `spectrascope show SOURCE` says why")
 
-    def _learn_from_store(self) -> None:
-        for path in step_files(self.store).values():
-            try:
-                info = read_info(path)
-            except StoreDamaged:
-                continue  # set aside when its step comes up
-            for record in info.records:
-                self._remember(record, path)
-
-    def _remember(self, record: Record, path: Path) -> None:
-        if not record.failed and record.vectors == min(self.top_k, record.rank):
-            self.known[_key(record.raw_hash, record)] = (path, record.name)
-
-    def _start(self, reference: Reference, pool: _Pool, queue: deque[_Job], first: bool, total: int) -> _Job | None:
+    def _start(self, reference: Reference, pool: Pool, queue: deque[_Job], first: bool, total: int) -> _Job | None:
         """Queue the matrices of a checkpoint; None where there is nothing to do, or it cannot be read."""
         try:
             container, warnings = reference.open()
@@ -291,15 +218,15 @@ class _Run:
         todo: Plan,
         stamp: list[tuple[str, int, int]],
         content: str | None,
-        pool: _Pool,
+        pool: Pool,
         queue: deque[_Job],
     ) -> _Job:
         results: dict[str, Future[tuple[str, Decomposition]]] = {}
         largest_first = sorted(todo.matrices, key=lambda matrix: -matrix.cost)
-        alone = [matrix for matrix in largest_first if _needs_all_cores(matrix)]
+        alone = [matrix for matrix in largest_first if needs_all_cores(matrix)]
         if alone:
             wait([future for job in queue for future in job.results.values()])
-            with threadpool_limits(_cores(), user_api="blas"):
+            with all_cores():
                 for matrix in alone:
                     results[matrix.name] = _completed(self._decompose, checkpoint, matrix, pool)
         for matrix in largest_first[len(alone) :]:
@@ -362,26 +289,16 @@ class _Run:
                 "use a smaller --top-k (0 keeps singular values alone), fewer --steps, or another disk with -o"
             )
 
-    def _decompose(self, checkpoint: Checkpoint, matrix: Matrix, pool: _Pool) -> tuple[str, Decomposition]:
-        """The hash of the tensor and its decomposition, from the store where the same bytes were met before."""
+    def _decompose(self, checkpoint: Checkpoint, matrix: Matrix, pool: Pool) -> tuple[str, Decomposition]:
+        """The hash of the tensor's bytes and its decomposition."""
         tensor = checkpoint.load(matrix.tensor)
         raw_hash = hash_tensor(tensor)
-        key = _key(raw_hash, matrix)
-        mine: Future[Decomposition] = Future()
-        known = self.known.setdefault(key, mine)
-        if known is not mine:
-            found = known.result() if isinstance(known, Future) else _from_store(*known)
-            if found is not None:
-                return raw_hash, found
-            self.known[key] = mine
-        try:
+
+        def compute() -> Decomposition:
             with pool.device() as device:
-                result = decompose(matrix.of(tensor), self.top_k, device)
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        mine.set_result(result)
-        return raw_hash, result
+                return decompose(matrix.of(tensor), self.top_k, device)
+
+        return raw_hash, self.known.get(raw_hash, matrix, compute)
 
     def _finish(self, job: _Job, done: int, total: int) -> None:
         """Write the file of one checkpoint as its matrices come in."""
@@ -420,7 +337,7 @@ class _Run:
         finally:
             writer.abandon()
         for record in info.records:
-            self._remember(record, path)
+            self.known.remember(record, path)
         self.steps.append(step)
 
     def _record(self, matrix: Matrix) -> Record:
@@ -443,24 +360,6 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def _key(raw_hash: str, matrix: Matrix | Record) -> tuple[Any, ...]:
-    """Equal for matrices whose decompositions are equal."""
-    return raw_hash, matrix.shape, matrix.dtype, matrix.role == "transposed conv"
-
-
-def _from_store(path: Path, name: str) -> Decomposition | None:
-    """The decomposition that a step's file holds, None where the file is gone or damaged."""
-    try:
-        info, sigma = read_step(path)
-        record = info.record(name)
-        assert record is not None
-        left, right = read_vectors(info, record)
-    except StoreError:
-        return None
-    start = info.offsets[name][0]
-    return Decomposition(sigma[start : start + record.rank], left, right, record.reason, False, record.note)
 
 
 def _completed(function: Any, *arguments: Any) -> Future[Any]:
@@ -488,36 +387,3 @@ def _paths(source: Any) -> list[Path]:
 def _place(path: Path, stamp: list[tuple[str, int, int]]) -> str:
     """Where a checkpoint is, wherever the command runs; a state dict in memory has a label alone."""
     return os.path.abspath(path) if stamp else str(path)
-
-
-def _needs_all_cores(matrix: Matrix) -> bool:
-    """Whether one such matrix per core would fill half of the machine's memory: Gram, eigenvectors, workspace."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _cores() * 6 * 8 * matrix.rank**2 > memory / 2
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _default_workers(devices: list[str]) -> int:
-    # Two threads per GPU: one reads while the other computes.
-    return _cores() if devices == ["cpu"] else 2 * len(devices)
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    """One BLAS thread and one torch thread per worker; as they were again afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _pool(workers: int, devices: list[str]) -> Iterator[_Pool]:
-    with ThreadPoolExecutor(workers, thread_name_prefix="spectrascope") as executor:
-        yield _Pool(executor, workers, devices)

@@ -169,7 +169,7 @@ def test_a_store_of_version_1_opens() -> None:
 
 
 def test_a_locked_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr("spectrascope.store.hdf5.LOCK_PATIENCE", 0.2)
     path = write(tmp_path / "a.spectra", ["w"])
     hold = "import h5py, sys; f = h5py.File(sys.argv[1], 'a'); print('held', flush=True); input()"
     with subprocess.Popen(

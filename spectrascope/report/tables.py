@@ -39,7 +39,7 @@ class Table:
 
 
 def render(table: Table, terminal_width: int | None) -> str:
-    """The table as text: names folded to the width of a terminal where that is enough, else unbounded; plain for None."""
+    """The table as text: names folded to a terminal's width where that is enough, else unbounded; plain for None."""
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -85,7 +85,7 @@ def _width(table: Table, folding: int | None) -> int:
 def rank_summary(rows: Sequence[Row], steps: Sequence[int], terminal_width: int | None = None) -> Table:
     """One line per matrix: where its effective rank starts, is lowest and ends, its norms, and its course."""
     table = Table(
-        ["<matrix", "shape", "first", "lowest", "at step", "last", "of", "sigma_1", "||W||_F", "<over steps"],
+        ["<matrix", "shape", "first", "lowest", "at", "last", "of", "sigma_1", "||W||_F", "<course"],
         title=f"effective rank, {_span(steps)}; bars: norm_effective_rank from 0 to 1",
     )
     by_matrix: dict[str, dict[int, Row]] = {}

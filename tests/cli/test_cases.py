@@ -768,8 +768,9 @@ def assert_one_plain_table(result: Result) -> None:
     title, header, line = result.out.splitlines()
     assert "effective rank" in title
     assert header.split()[0] == "matrix"
+    assert header.replace("at step", "at_step").split()[7:9] == ["sigma_1", "||W||_F"]
     assert line.split()[:2] == ["fc.weight", "6x4"]
-    assert line.split()[header.split().index("sigma_1")] == "2"
+    assert line.split()[7:9] == ["2", "2.236"]
     assert 1 <= len(result.err.splitlines()) <= 5
 
 
@@ -781,12 +782,12 @@ def test_case_59_only_the_result_is_on_stdout(
         monkeypatch.delenv(name, raising=False)
     if setting:
         monkeypatch.setenv(*setting.split("="))
-    save_matrix(case / "model.safetensors", 2.0)
+    save_matrix(case / "model.safetensors", 2.0, 1.0)
     assert_one_plain_table(cli("analyze", case, "-o", STORE))
 
 
 def test_case_59_only_the_result_is_on_stdout_of_a_process(case: Path) -> None:
-    save_matrix(case / "model.safetensors", 2.0)
+    save_matrix(case / "model.safetensors", 2.0, 1.0)
     assert_one_plain_table(run_cli("analyze", case, "-o", STORE, env={"FORCE_COLOR": "1", "CI": "true"}))
 
 
@@ -908,8 +909,8 @@ for command in "\\n".join(sys.argv[1:]).split("\\n---\\n"):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_case_64_any_encoding_can_be_printed(case: Path, encoding: str) -> None:
-    save_matrix(case / "run é" / "model.safetensors", 2.0)
-    torch.save({"é.weight": mat([2.0], 6, 4)}, case / "é.pt")
+    save_matrix(case / "run é" / "model.safetensors", 2.0, 1.0)
+    torch.save({"é.weight": mat([2.0, 1.0], 6, 4)}, case / "é.pt")
     commands = [
         ["analyze", f"{case}/run é", "-o", "1.spectra"],
         ["analyze", f"{case}/run é/"],
@@ -928,7 +929,7 @@ def test_case_64_any_encoding_can_be_printed(case: Path, encoding: str) -> None:
     assert re.findall(r"^exit (\d+)$", out, re.MULTILINE) == ["0", "0", "0", "0", "0", "2"], err
     assert "--top-k" in out
     rows = [line.split() for line in out.splitlines() if " 6x4 " in line]
-    assert [row[7] for row in rows] == ["2"] * 4  # sigma_1
+    assert [row[7:9] for row in rows] == [["2", "2.236"]] * 4  # sigma_1, ||W||_F
     assert Path("run é.spectra").is_dir()
 
 

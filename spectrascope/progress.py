@@ -1,0 +1,26 @@
+"""What a caller may want to see while an analysis runs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """What a caller may want to see while an analysis runs."""
+
+    def say(self, line: str) -> None:
+        """A plain fact, such as how much there is to do."""
+
+    def warn(self, line: str) -> None:
+        """Something that went wrong; the run goes on."""
+
+    def update(self, done: float, total: int, step: int | None) -> None:
+        """`done` of `total` checkpoints are decomposed; `step` is the one in hand. `total` is 0 if unknown."""
+
+
+class Silent:
+    """No progress."""
+
+    def say(self, line: str) -> None: ...
+    def warn(self, line: str) -> None: ...
+    def update(self, done: float, total: int, step: int | None) -> None: ...

@@ -1,0 +1,41 @@
+"""The HDF5 cache of spectra. The only importer of h5py.
+
+A store is a directory `NAME.spectra/` with one immutable file per checkpoint:
+
+    step0000000500.h5
+        attributes    format, format_version, spectrascope, step, source (JSON), settings (JSON)
+        catalogue     JSON text: the matrices in model order (name, shape, dtype, role, hashes, reason, ...) and the
+                      skipped tensors. Names are data in it, never HDF5 paths
+        singular_values   float64, the R values of each matrix one after the other
+        left, right       float32, of each matrix k rows of m and of n numbers, one after the other
+
+A file is written under a temporary name, synced and renamed: a kill loses at most the checkpoint in hand, readers never
+see half a file, and many machines can write at once. An existing file is never opened for writing.
+
+    step_file.py    one step: what it says, and writing it
+    directory.py    where the files are, and making, clearing and mending a store
+    trajectory.py   the store opened for reading
+    plain.py        one plain HDF5 file for other tools
+    hdf5.py         opening HDF5 files so that every failure is named
+"""
+
+from .directory import prepare, set_aside, step_files, step_path
+from .plain import write_plain
+from .step_file import Record, StepInfo, StepWriter, read_info, read_step, read_vectors
+from .trajectory import Trajectory, open
+
+__all__ = [
+    "Record",
+    "StepInfo",
+    "StepWriter",
+    "Trajectory",
+    "open",
+    "prepare",
+    "read_info",
+    "read_step",
+    "read_vectors",
+    "set_aside",
+    "step_files",
+    "step_path",
+    "write_plain",
+]

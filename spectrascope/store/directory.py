@@ -1,0 +1,65 @@
+"""Where the files of a store are, and making, clearing and mending it."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+from ..errors import RequestError, StoreError
+
+STEP_FILE = re.compile(r"step(\d{10,})\.h5$")
+
+
+def step_path(store: Path, step: int) -> Path:
+    """Where the file of a step is."""
+    return store / f"step{step:010d}.h5"
+
+
+def temporary_path(target: Path) -> Path:
+    """Where this process writes a file before it gets its name."""
+    return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+
+
+def step_files(store: Path) -> dict[int, Path]:
+    """The finished files of a store by step, in order."""
+    if not store.is_dir():
+        return {}
+    found = {int(m[1]): path for path in store.iterdir() if (m := STEP_FILE.match(path.name))}
+    return dict(sorted(found.items()))
+
+
+def prepare(store: Path) -> None:
+    """Make the directory of a store and clear away what killed runs of this machine left.
+
+    Raises RequestError where a file has that name, StoreError where the directory cannot be made.
+    """
+    if store.exists() and not store.is_dir():
+        raise RequestError(f"{store} is a file; a store is a directory. Name another with -o; the file is untouched")
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        for path in store.glob(f".step*.{socket.gethostname()}.*.tmp"):
+            if not _is_alive(int(path.name.split(".")[-2])):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{store}: the store cannot be made ({error.strerror or error})") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file so that its place is free; gives its new name."""
+    number = 0
+    while (target := path.with_name(f"{path.name}.damaged{number or ''}")).exists():
+        number += 1
+    path.rename(target)
+    return target
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,220 @@
+"""The file of one step: what it says, and writing it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..errors import StoreDamaged, StoreError
+from .directory import step_path, temporary_path
+from .hdf5 import hash_arrays, reading, writing
+
+FORMAT = "spectrascope-step"
+FORMAT_VERSION = 1
+
+
+@dataclass
+class Record:
+    """What the catalogue says of one matrix.
+
+    `raw_hash` is the sha256 of the tensor's bytes, `vectors_hash` that of the vectors as stored; `reason` says why
+    there is no decomposition, `failed` whether another attempt might give one, `note` what else to know.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    dtype: str
+    role: str
+    raw_hash: str
+    vectors: int
+    guessed: bool = False
+    tied: tuple[str, ...] = ()
+    reason: str | None = None
+    failed: bool = False
+    note: str | None = None
+    vectors_hash: str = ""
+
+    @property
+    def rank(self) -> int:
+        """R, the number of singular values."""
+        return min(self.shape)
+
+
+@dataclass
+class StepInfo:
+    """A step's file without its arrays. `source` identifies the checkpoint, `settings` what was asked for."""
+
+    path: Path
+    step: int
+    source: dict[str, Any]
+    settings: dict[str, Any]
+    records: list[Record]
+    skipped: list[dict[str, Any]]
+    coverage: float
+    offsets: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sigma = left = right = 0
+        for record in self.records:
+            self.offsets[record.name] = (sigma, left, right)
+            sigma += record.rank
+            left += record.vectors * record.shape[0]
+            right += record.vectors * record.shape[1]
+        self.sizes = (sigma, left, right)
+
+    def record(self, matrix: str) -> Record | None:
+        """The record of a matrix, None where this step has none of that name."""
+        return next((record for record in self.records if record.name == matrix), None)
+
+
+def read_info(path: Path) -> StepInfo:
+    """A step's file without its arrays. Raises StoreDamaged, StoreLocked, or StoreError for a newer format."""
+    with reading(path) as file:
+        return _info(file, path)
+
+
+def read_step(path: Path) -> tuple[StepInfo, NDArray[np.float64]]:
+    """A step's file and all its singular values, one matrix after the other. Raises as `read_info`."""
+    with reading(path) as file:
+        info = _info(file, path)
+        return info, _checked(file["singular_values"], path).astype(np.float64, copy=False)
+
+
+def read_vectors(info: StepInfo, record: Record, count: int | None = None) -> tuple[Any, Any]:
+    """The first `count` left and right vectors of a matrix as rows: (k, m) and (k, n) float32. All, for None.
+
+    Raises StoreDamaged where all are read and they are not those that were written.
+    """
+    k = record.vectors if count is None else min(count, record.vectors)
+    _, left, right = info.offsets[record.name]
+    m, n = record.shape
+    with reading(info.path) as file:
+        u = file["left"][left : left + k * m].reshape(k, m)
+        v = file["right"][right : right + k * n].reshape(k, n)
+    if k == record.vectors and hash_arrays(u, v) != record.vectors_hash:
+        raise StoreDamaged(f"{info.path}: the vectors of {record.name} are not those that were written")
+    return u, v
+
+
+class StepWriter:
+    """Writes the file of one step, matrix by matrix in any order; the same bytes come out in every order."""
+
+    def __init__(self, store: Path, info: StepInfo) -> None:
+        self._info = info
+        self._target = step_path(store, info.step)
+        self._temporary = temporary_path(self._target)
+        with writing(self._temporary):
+            self._temporary.unlink(missing_ok=True)
+            self._file = h5py.File(self._temporary, "x", locking="best-effort", libver=("v110", "v110"))
+            sigma, left, right = info.sizes
+            self._sigma = np.full(sigma, np.nan)
+            for name, size in (("left", left), ("right", right)):
+                array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
+                if size:
+                    array[-1:] = 0  # takes the space now, so that its place does not depend on the order of writing
+
+    def add(self, record: Record, sigma: NDArray[np.float64], left: Any, right: Any) -> None:
+        """Store one matrix; completes its record."""
+        at_sigma, at_left, at_right = self._info.offsets[record.name]
+        record.vectors_hash = hash_arrays(left, right)
+        self._sigma[at_sigma : at_sigma + sigma.size] = sigma
+        with writing(self._temporary):
+            if left.size:
+                self._file["left"][at_left : at_left + left.size] = left.ravel()
+            if right.size:
+                self._file["right"][at_right : at_right + right.size] = right.ravel()
+
+    def finish(self) -> Path:
+        """Write what is left, sync, and give the file its name."""
+        info = self._info
+        catalogue = {
+            "matrices": [asdict(record) for record in info.records],
+            "skipped": info.skipped,
+            "coverage": info.coverage,
+        }
+        text = np.frombuffer(json.dumps(catalogue).encode("ascii"), dtype=np.uint8)
+        with writing(self._temporary):
+            for name, array in (("singular_values", self._sigma), ("catalogue", text)):
+                self._file.create_dataset(name, data=array).attrs["sha256"] = hash_arrays(array)
+            self._file.attrs.update(
+                {
+                    "format": FORMAT,
+                    "format_version": FORMAT_VERSION,
+                    "spectrascope": __version__,
+                    "step": info.step,
+                    "source": json.dumps(info.source),
+                    "settings": json.dumps(info.settings),
+                }
+            )
+            self._file.close()
+            _sync(self._temporary)
+            os.replace(self._temporary, self._target)
+            _sync(self._target.parent)
+        return self._target
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(Exception):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+
+def _info(file: Any, path: Path) -> StepInfo:
+    if file.attrs.get("format") != FORMAT:
+        raise StoreDamaged(f"{path}: is not a file of spectra")
+    version = int(file.attrs["format_version"])
+    if version not in _READERS:
+        raise StoreError(
+            f"{path} has format version {version}, newer than this spectrascope {__version__} reads; "
+            "upgrade spectrascope, or analyse into another store"
+        )
+    return _READERS[version](file, path)
+
+
+def _info_version_1(file: Any, path: Path) -> StepInfo:
+    catalogue = json.loads(_checked(file["catalogue"], path).tobytes())
+    records = [
+        Record(**(record | {"shape": tuple(record["shape"]), "tied": tuple(record["tied"])}))
+        for record in catalogue["matrices"]
+    ]
+    info = StepInfo(
+        path=path,
+        step=int(file.attrs["step"]),
+        source=json.loads(file.attrs["source"]),
+        settings=json.loads(file.attrs["settings"]),
+        records=records,
+        skipped=catalogue["skipped"],
+        coverage=catalogue["coverage"],
+    )
+    if info.sizes != tuple(file[name].size for name in ("singular_values", "left", "right")):
+        raise StoreDamaged(f"{path}: its arrays do not have the sizes that its catalogue states")
+    return info
+
+
+# format version -> reader. A version that was once released stays here.
+_READERS = {1: _info_version_1}
+
+
+def _checked(dataset: Any, path: Path) -> NDArray[Any]:
+    array: NDArray[Any] = dataset[()]
+    if hash_arrays(array) != dataset.attrs["sha256"]:
+        raise StoreDamaged(f"{path}: {dataset.name[1:]} is not what was written")
+    return array
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
