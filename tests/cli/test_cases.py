@@ -580,7 +580,7 @@ def test_case_36_zeros_are_no_nan(case: Path, analyze: Any, cli: Any, spectra: A
 
 
 def test_case_40_a_locked_cache_is_named(case: Path, analyze: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spectrascope.store.LOCK_PATIENCE", 0.3)
+    monkeypatch.setattr("spectrascope.store.hdf5.LOCK_PATIENCE", 0.3)
     monkeypatch.delenv("HDF5_USE_FILE_LOCKING", raising=False)
     save_matrix(case / "model.safetensors", 2.0)
     before = analyze(case)
