@@ -13,6 +13,7 @@ Every message is one sentence or two that say what happened, to which file, step
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 
 Pathish = str | PathLike[str]
@@ -43,7 +44,12 @@ class CheckpointError(SpectrascopeError):
 
 
 class NothingAnalysed(SpectrascopeError):
-    """Nothing is left to report."""
+    """Nothing is left to report. `causes` says why, one sentence for each checkpoint that could not be read."""
+
+    def __init__(self, message: str, causes: Sequence[str] = ()) -> None:
+        super().__init__("; ".join((message, *causes)))
+        self.message = message
+        self.causes = list(causes)
 
 
 class StoreError(SpectrascopeError):

@@ -74,8 +74,8 @@ def inspect(
             row = {"name": one.name, "shape": list(one.shape), "dtype": one.dtype, "reason": one.reason}
             skipped.setdefault((one.name, one.shape, one.dtype, one.reason), row)
     if not result.steps:
-        causes = "; ".join(f"{failure['path']}: {failure['reason']}" for failure in result.failures)
-        raise NothingAnalysed(f"no checkpoint could be read: {causes}")
+        causes = [f"{failure['path']}: {failure['reason']}" for failure in result.failures]
+        raise NothingAnalysed("no checkpoint could be read", causes)
     result.matrices, result.skipped = list(matrices.values()), list(skipped.values())
     result.coverage = min(coverages)
     return result

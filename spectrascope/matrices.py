@@ -204,11 +204,11 @@ def _reason_to_skip(info: TensorInfo, load: Callable[[str], torch.Tensor]) -> tu
         return "empty", False
     if info.dtype not in FLOATS:
         return f"{info.dtype}, not a floating-point weight", False
-    if len(info.shape) == 0:
-        return "a single number", False
     kind = _buffer(info)
     if kind:
         return kind, True
+    if len(info.shape) == 0:
+        return "a single number", False
     if len(info.shape) == 1:
         return "1-D", False
     if _may_be_mask(info) and _is_causal_mask(load(info.name)):

@@ -12,6 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from .store import (
     set_aside,
     step_path,
 )
+from .words import counted, coverage_words, human_bytes
 from .workers import Pool, all_cores, choose_devices, needs_all_cores, open_pool, single_threaded
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Iterable[tuple[int, Mapping[str, Any]]]
@@ -86,9 +88,13 @@ def analyze(
         run.warn(device_warning)
     references, total = run.references(source, steps, step_regex, trust_pickle)
     prepare(run.store)
-    with single_threaded(), open_pool(workers, devices) as pool:
-        run.go(references, total, pool)
-    return run.result()
+    try:
+        with single_threaded(), open_pool(workers, devices) as pool:
+            run.go(references, total, pool)
+        return run.result()
+    finally:
+        with suppress(OSError):  # a store without a file is none
+            run.store.rmdir()
 
 
 @dataclass
@@ -126,7 +132,7 @@ class _Run:
 
     def fail(self, path: Path | str, step: int | None, reason: str) -> None:
         self.failures.append({"path": str(path), "step": step, "matrix": None, "reason": reason})
-        self.progress.warn(f"{path}: {reason}")
+        self.progress.fail(f"{path}: {reason}")
 
     def references(
         self, source: Source, steps: str, step_regex: str | None, trust_pickle: bool
@@ -170,8 +176,7 @@ class _Run:
     def result(self) -> Trajectory:
         """The store, opened for the steps of this run."""
         if not self.steps:
-            causes = "; ".join(dict.fromkeys(f"{f['path']}: {f['reason']}" for f in self.failures)) or "no checkpoints"
-            raise NothingAnalysed(f"nothing could be analysed: {causes}")
+            raise NothingAnalysed("nothing could be analysed", [f"{f['path']}: {f['reason']}" for f in self.failures])
         trajectory = Trajectory(self.store, self.steps)
         trajectory.matrices = [name for name in trajectory.matrices if selected(name, self.match, self.skip)]
         if not trajectory.matrices:
@@ -277,10 +282,11 @@ class _Run:
         each = sum(8 * m.rank + 4 * min(self.top_k, m.rank) * sum(m.shape) + 600 for m in todo.matrices) + 20_000
         estimate = each * max(total, 1)
         free = shutil.disk_usage(self.store).free
-        checkpoints = f"{total} checkpoint{'s' if total != 1 else ''}" if total else "each checkpoint"
+        checkpoints = counted(total, "checkpoint") if total else "each checkpoint"
+        skipped = counted(len(todo.skipped), "tensor")
         self.progress.say(
-            f"{len(todo.matrices)} matrices hold {todo.coverage:.1%} of the parameters "
-            f"({len(todo.skipped)} tensors skipped; `spectrascope show` lists them); "
+            f"{coverage_words(len(todo.matrices), todo.coverage)} "
+            f"({skipped} skipped; `spectrascope show` lists them); "
             f"{checkpoints} -> about {human_bytes(estimate)} in {self.store}"
         )
         if estimate > free:
@@ -351,15 +357,6 @@ class _Run:
             guessed=matrix.guessed,
             tied=matrix.tied,
         )
-
-
-def human_bytes(count: float) -> str:
-    """A size in words: 12 MB."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _completed(function: Any, *arguments: Any) -> Future[Any]:

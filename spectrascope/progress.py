@@ -12,7 +12,10 @@ class Progress(Protocol):
         """A plain fact, such as how much there is to do."""
 
     def warn(self, line: str) -> None:
-        """Something that went wrong; the run goes on."""
+        """Something that a person should know; the numbers stand."""
+
+    def fail(self, line: str) -> None:
+        """A checkpoint that could not be analysed; the run goes on."""
 
     def update(self, done: float, total: int, step: int | None) -> None:
         """`done` of `total` checkpoints are decomposed; `step` is the one in hand. `total` is 0 if unknown."""
@@ -23,4 +26,5 @@ class Silent:
 
     def say(self, line: str) -> None: ...
     def warn(self, line: str) -> None: ...
+    def fail(self, line: str) -> None: ...
     def update(self, done: float, total: int, step: int | None) -> None: ...

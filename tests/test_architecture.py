@@ -21,7 +21,7 @@ LAYERS = [
     {"reuse"},
     {"metrics", "store", "checkpoints", "architectures"},
     {"workers"},
-    {"decompose", "matrices", "copies", "steps", "progress"},
+    {"decompose", "matrices", "copies", "steps", "progress", "words"},
     {"errors"},
 ]
 TORCH = {"checkpoints", "matrices", "decompose", "workers", "landscape"}

@@ -70,7 +70,7 @@ def test_transposed_convolutions_swap_their_axes() -> None:
         ("keep", torch.ones(3, 3, dtype=torch.bool), "bool, not a floating-point weight"),
         ("z", torch.ones(3, 3, dtype=torch.complex64), "complex64, not a floating-point weight"),
         ("h.0.attn.bias", torch.ones(1, 1, 4, 4), "causal mask"),
-        ("h.0.attn.masked_bias", torch.tensor(-1e4), "a single number"),
+        ("h.0.attn.masked_bias", torch.tensor(-1e4), "mask"),
         ("rotary.inv_freq", torch.ones(4), "rotary table"),
         ("pos.pe", torch.ones(50, 8), "position table"),
         ("tokens.attn_mask", torch.ones(4, 4), "mask"),

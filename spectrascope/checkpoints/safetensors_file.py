@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,6 @@ def _cause(path: Path, error: Exception) -> str:
     text = str(error)
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or error})"
-    if "Incomplete" in text or "TooSmall" in text or "too small" in text:
+    if re.search(r"incomplete|not fully covered|too ?small", text, re.IGNORECASE):
         return f"is truncated: its header describes more bytes than the {path.stat().st_size:,} there are"
     return f"is not a valid safetensors file ({text})"

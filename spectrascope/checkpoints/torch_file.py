@@ -85,11 +85,23 @@ class TorchFile:
 
     def _load_file(self) -> Any:
         try:
-            return torch.load(self.path, map_location="cpu", weights_only=not self._trust_pickle, mmap=self._is_zip)
+            if self._is_zip and _torch_can_map(self.path):
+                return torch.load(self.path, map_location="cpu", weights_only=not self._trust_pickle, mmap=True)
+            with self.path.open("rb") as file:
+                return torch.load(file, map_location="cpu", weights_only=not self._trust_pickle)
         except MemoryError:
             raise
         except Exception as error:  # a pickle can fail with any exception; each is a fault of the file
             raise CheckpointError(self.path, _cause(self.path, error)) from error
+
+
+def _torch_can_map(path: Path) -> bool:
+    """torch maps files by names in UTF-8, which some names under another locale are not."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _describe(name: str, tensor: torch.Tensor) -> TensorInfo:

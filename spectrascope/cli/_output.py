@@ -36,7 +36,7 @@ class Output:
 
     def warn(self, line: str) -> None:
         """A warning on stderr, once, unless --quiet."""
-        if line not in self._said:
+        if not self.quiet and line not in self._said:
             self._said.add(line)
             self.say(f"warning: {line}")
 

@@ -37,6 +37,9 @@ class AnalysisProgress:
     def warn(self, line: str) -> None:
         self._output.warn(line)
 
+    def fail(self, line: str) -> None:
+        self._output.fail(line)
+
     def update(self, done: float, total: int, step: int | None) -> None:
         if self._bar is not None:
             if self._task is None:

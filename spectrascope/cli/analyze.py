@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import RequestError
+from ..errors import NothingAnalysed, RequestError
 from ._options import (
     DebugOption,
     Format,
@@ -83,6 +83,10 @@ def analyze(
         except KeyboardInterrupt:
             output.fail(f"interrupted; what is finished is in {store}, and the same command goes on from there")
             return 130
+        except NothingAnalysed as error:
+            for cause in error.causes:
+                output.fail(cause)
+            raise
     failed = sum(failure["matrix"] is None for failure in trajectory.failures)
     if failed:
         output.say(f"{len(trajectory.steps)} of {len(trajectory.steps) + failed} checkpoints analysed")

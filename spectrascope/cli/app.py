@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from .. import __version__
-from ..errors import SpectrascopeError
+from ..errors import NothingAnalysed, SpectrascopeError
 from ._output import print_error
 from .analyze import analyze
 from .export import export
@@ -28,7 +28,6 @@ app = typer.Typer(
     help="What did training do to the weights? Singular spectra of checkpoint trajectories.",
     epilog="Results go to stdout and nothing else does. Exit codes: 0 all done, 1 failed, 2 wrong usage, "
     "3 some checkpoints or matrices failed, 130 interrupted.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,7 +52,7 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit. Nothing that a user can cause shows a traceback, unless --debug asks for it."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _never_fail_to_print()
     code = _run(arguments)
     with contextlib.suppress(OSError):
@@ -67,13 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
-    if not debug:
-        warnings.simplefilter("ignore")  # those of libraries; ours go through Output
     try:
-        code = app(args=arguments, prog_name="spectrascope", standalone_mode=False)
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.simplefilter("ignore")  # those of libraries; ours go through Output
+            code = app(args=arguments, prog_name="spectrascope", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return 130
+    except NothingAnalysed as error:
+        if debug:
+            raise
+        print_error(error.message)  # the command has named the causes
+        return error.exit_code
     except SpectrascopeError as error:
         if debug:
             raise

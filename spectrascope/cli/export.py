@@ -12,6 +12,7 @@ from ..report.formats import to_csv, to_json
 from ..report.rows import Row, spectrum_rows
 from ..store import Trajectory, write_plain
 from ..store import open as open_store
+from ..words import counted
 from ._options import DebugOption, QuietOption, StoreArgument
 from ._output import Output, failure_line
 
@@ -36,7 +37,8 @@ def export(
     WRITERS[to.suffix](trajectory, to)
     for failure in trajectory.failures:
         output.fail(failure_line(failure))
-    output.say(f"{len(trajectory.matrices)} matrices at {len(trajectory.steps)} steps written to {to}")
+    matrices = counted(len(trajectory.matrices), "matrix", "matrices")
+    output.say(f"{matrices} at {counted(len(trajectory.steps), 'step')} written to {to}")
     return 3 if trajectory.failures else 0
 
 

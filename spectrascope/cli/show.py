@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import NothingAnalysed
 from ..report.tables import Table, shape
+from ..words import counted, coverage_words
 from ._options import (
     DebugOption,
     Format,
@@ -47,7 +49,12 @@ def show(
     paths = [line.strip() for line in sys.stdin] if sources == ["-"] else sources
     from ..inspection import inspect
 
-    found = inspect([Path(path) for path in paths], steps, step_regex, match or (), skip or (), trust_pickle)
+    try:
+        found = inspect([Path(path) for path in paths], steps, step_regex, match or (), skip or (), trust_pickle)
+    except NothingAnalysed as error:
+        for cause in error.causes:
+            output.fail(cause)
+        raise
     code = output.rows(
         "show",
         ", ".join(sources),
@@ -60,12 +67,12 @@ def show(
         steps=found.steps,
         coverage=found.coverage,
     )
-    output.say(f"{len(found.matrices)} matrices hold {found.coverage:.1%} of the parameters")
+    output.say(coverage_words(len(found.matrices), found.coverage))
     return code
 
 
 def _tables(found: Any, count: int) -> list[Table]:
-    span = f"{count} checkpoint{'s' * (count != 1)}"
+    span = counted(count, "checkpoint")
     if found.steps:
         span += f", step {found.steps[0]}" + (f" to {found.steps[-1]}" if count > 1 else "")
     matrices = Table(["<matrix", "shape", "<dtype", "<role", "<note"], title=span)

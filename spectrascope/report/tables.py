@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..words import counted
 from .rows import Row
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -178,4 +179,4 @@ def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int], bars
 def _span(steps: Sequence[int]) -> str:
     if len(steps) == 1:
         return f"step {steps[0]}"
-    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+    return f"{counted(len(steps), 'step')}, {steps[0]} to {steps[-1]}"

@@ -114,7 +114,7 @@ class StepWriter:
         self._temporary = temporary_path(self._target)
         with writing(self._temporary):
             self._temporary.unlink(missing_ok=True)
-            self._file = h5py.File(self._temporary, "x", locking="best-effort", libver=("v110", "v110"))
+            self._file = h5py.File(self._temporary, "x", locking="best-effort")
             sigma, left, right = info.sizes
             self._sigma = np.full(sigma, np.nan)
             for name, size in (("left", left), ("right", right)):

@@ -236,6 +236,22 @@ def test_quiet_says_nothing(grok: Path, cli: Any, tmp_path: Path) -> None:
     assert cli("show", GROK, "--quiet").err == ""
 
 
+def test_no_arguments_are_a_call_for_help(cli: Any) -> None:
+    assert cli().out == cli("--help").out
+    assert (cli().code, cli().err) == (0, "")
+
+
+def test_a_failed_analysis_names_each_cause_once_and_leaves_no_store(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "step1.pt").write_bytes(b"")
+    for flags in ([], ["--quiet"]):
+        done = cli("analyze", tmp_path, "-o", tmp_path / "x.spectra", *flags)
+        assert done.code == 1
+        assert done.err == (
+            f"spectrascope: {tmp_path}/step1.pt: is empty (0 bytes)\nspectrascope: nothing could be analysed\n"
+        )
+        assert not (tmp_path / "x.spectra").exists()
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in run_cli("rank", tmp_path / "nope").err
     assert "Traceback" in run_cli("rank", tmp_path / "nope", "--debug").err

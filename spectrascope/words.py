@@ -1,0 +1,23 @@
+"""Numbers in words, for notes and messages."""
+
+from __future__ import annotations
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """1 matrix, 2 matrices."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def coverage_words(matrices: int, coverage: float) -> str:
+    """8 matrices hold 99.7% of the parameters."""
+    verb = "holds" if matrices == 1 else "hold"
+    return f"{counted(matrices, 'matrix', 'matrices')} {verb} {coverage:.1%} of the parameters"
+
+
+def human_bytes(count: float) -> str:
+    """A size in words: 12 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
