@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .checkpoints import Checkpoint, Reference, find_checkpoints, from_state_dicts
 from .checkpoints.checkpoint import hash_tensor
@@ -38,7 +39,8 @@ from .store import (
 from .words import counted, coverage_words, human_bytes
 from .workers import Pool, all_cores, choose_devices, needs_all_cores, open_pool, single_threaded
 
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Iterable[tuple[int, Mapping[str, Any]]]
+StateDictAtStep = tuple[int, Mapping[str, Any]]
+Source = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Iterable[StateDictAtStep]
 
 
 def analyze(
@@ -125,6 +127,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.known = Known(self.top_k)
+        self._missing = 0
+        self._announced = False
 
     def warn(self, line: str) -> None:
         self.warnings.append(line)
@@ -138,11 +142,14 @@ class _Run:
         self, source: Source, steps: str, step_regex: str | None, trust_pickle: bool
     ) -> tuple[Iterable[Reference], int]:
         """The checkpoints to analyse in step order, and how many (0 if that is not known beforehand)."""
-        if not isinstance(source, (str, os.PathLike)):
-            items = source if isinstance(source, Sequence) else iter(source)
-            if not isinstance(items, Sequence) or (items and isinstance(items[0], tuple)):
-                return from_state_dicts(items), 0  # type: ignore[arg-type]
-        found = find_checkpoints(_paths(source), step_regex, trust_pickle)
+        items = iter([source] if isinstance(source, (str, os.PathLike)) else source)
+        first = next(items, None)
+        if first is not None and not isinstance(first, (str, os.PathLike)):
+            if steps != "all":
+                raise RequestError("steps are selected among checkpoints in files; leave out state dicts yourself")
+            return from_state_dicts(chain([first], cast(Iterator[StateDictAtStep], items))), 0
+        paths = [Path(path) for path in chain([first], cast(Iterator[str], items)) if path is not None]
+        found = find_checkpoints(paths, step_regex, trust_pickle)
         for warning in found.warnings:
             self.warn(warning)
         wanted = set(select_steps([reference.step for reference in found.references], steps))
@@ -152,26 +159,24 @@ class _Run:
     def go(self, references: Iterable[Reference], total: int, pool: Pool) -> None:
         """Decompose what is not in the store yet, one checkpoint computed while the next one is queued."""
         self.known.learn(self.store)
+        if isinstance(references, list):
+            self._missing = sum(not step_path(self.store, reference.step).exists() for reference in references)
         queue: deque[_Job] = deque()
         done = 0
-        try:
-            for reference in references:
-                job = self._start(reference, pool, queue, first=not queue and done == 0, total=total)
-                if job is None:
-                    done += 1
-                    self.progress.update(done, total, reference.step)
-                    continue
-                queue.append(job)
-                if len(queue) > 1:
-                    self._finish(queue.popleft(), done, total)
-                    done += 1
-            while queue:
+        for reference in references:
+            job = self._start(reference, pool, queue)
+            if job is None:
+                done += 1
+                self.progress.update(done, total, reference.step)
+                continue
+            queue.append(job)
+            if len(queue) > 1:
                 self._finish(queue.popleft(), done, total)
                 done += 1
-            self.progress.update(done, total, None)
-        except BaseException:
-            pool.executor.shutdown(wait=False, cancel_futures=True)
-            raise
+        while queue:
+            self._finish(queue.popleft(), done, total)
+            done += 1
+        self.progress.update(done, total, None)
 
     def result(self) -> Trajectory:
         """The store, opened for the steps of this run."""
@@ -193,7 +198,7 @@ class _Run:
             )
         return NothingAnalysed("no checkpoint holds a matrix to analyse; `spectrascope show SOURCE` says why")
 
-    def _start(self, reference: Reference, pool: Pool, queue: deque[_Job], first: bool, total: int) -> _Job | None:
+    def _start(self, reference: Reference, pool: Pool, queue: deque[_Job]) -> _Job | None:
         """Queue the matrices of a checkpoint; None where there is nothing to do, or it cannot be read."""
         try:
             container, warnings = reference.open()
@@ -212,8 +217,9 @@ class _Run:
         except MemoryError:
             self.fail(reference.path, reference.step, "does not fit into memory")
             return None
-        if first:
-            self._announce(todo, total)
+        if not self._announced:
+            self._announce(todo)
+            self._announced = True
         return self._submit(reference, checkpoint, todo, stamp, content, pool, queue)
 
     def _submit(
@@ -277,12 +283,12 @@ class _Run:
         )
         return settings["top_k"] == self.top_k and filters_serve and not any(r.failed for r in info.records)
 
-    def _announce(self, todo: Plan, total: int) -> None:
+    def _announce(self, todo: Plan) -> None:
         """Say what there is to do, and stop where the disk cannot hold it. Raises StoreError."""
         each = sum(8 * m.rank + 4 * min(self.top_k, m.rank) * sum(m.shape) + 600 for m in todo.matrices) + 20_000
-        estimate = each * max(total, 1)
+        estimate = each * max(self._missing, 1)
         free = shutil.disk_usage(self.store).free
-        checkpoints = counted(total, "checkpoint") if total else "each checkpoint"
+        checkpoints = f"{counted(self._missing, 'checkpoint')} to do" if self._missing else "each checkpoint"
         skipped = counted(len(todo.skipped), "tensor")
         self.progress.say(
             f"{coverage_words(len(todo.matrices), todo.coverage)} "
@@ -375,10 +381,6 @@ def _store_path(source: Source, out: str | os.PathLike[str] | None) -> Path:
         raise RequestError("several sources need a store: name one with -o")
     path = Path(source).resolve()
     return Path(f"{path.name if path.is_dir() else path.stem}.spectra")
-
-
-def _paths(source: Any) -> list[Path]:
-    return [Path(source)] if isinstance(source, (str, os.PathLike)) else [Path(one) for one in source]
 
 
 def _place(path: Path, stamp: list[tuple[str, int, int]]) -> str:

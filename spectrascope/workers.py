@@ -90,5 +90,9 @@ def all_cores() -> Iterator[None]:
 def open_pool(workers: int | None, devices: list[str]) -> Iterator[Pool]:
     """A pool on these devices, of one worker per core or two per GPU unless `workers` says how many."""
     workers = workers or default_workers(devices)
-    with ThreadPoolExecutor(workers, thread_name_prefix="spectrascope") as executor:
+    executor = ThreadPoolExecutor(workers, thread_name_prefix="spectrascope")
+    try:
         yield Pool(executor, workers, devices)
+    finally:
+        # Without waiting: after an error or Ctrl-C, a large matrix under way may take minutes.
+        executor.shutdown(wait=False, cancel_futures=True)

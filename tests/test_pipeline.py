@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 
 import spectrascope
 from spectrascope import pipeline
+from spectrascope.cli import main
 from spectrascope.errors import CheckpointError, NothingAnalysed, RequestError, StoreError
 
 
@@ -105,8 +107,19 @@ def test_several_paths(tmp_path: Path) -> None:
     paths = sorted(source.iterdir())[:2]
     assert spectrascope.analyze(paths, tmp_path / "x.spectra").steps == [0, 10]
     assert spectrascope.analyze([str(p) for p in paths], tmp_path / "y.spectra").steps == [0, 10]
+    assert spectrascope.analyze(source.glob("*.safetensors"), tmp_path / "z.spectra").steps == [0, 10, 20]
     with pytest.raises(RequestError, match="need a store"):
         spectrascope.analyze(paths)
+    with pytest.raises(RequestError, match="no checkpoints here"):
+        spectrascope.analyze([], tmp_path / "w.spectra")
+
+
+@pytest.mark.parametrize("steps", [(3, 3), (-1, 2), (0.5, 1)])
+def test_steps_of_state_dicts_are_whole_and_distinct(tmp_path: Path, steps: tuple[Any, Any]) -> None:
+    with pytest.raises(RequestError, match=r"two state dicts are of step 3|a whole number from 0 on"):
+        spectrascope.analyze([(step, {"w": torch.eye(3)}) for step in steps], tmp_path / "x.spectra")
+    with pytest.raises(RequestError, match="leave out state dicts yourself"):
+        spectrascope.analyze([(1, {"w": torch.eye(3)})], tmp_path / "x.spectra", steps="last")
 
 
 def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path) -> None:
@@ -230,7 +243,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(pipeline, "decompose", decompose)
     with pytest.raises(NothingAnalysed, match="changed while it was being read"):
         spectrascope.analyze(source, tmp_path / "x.spectra")
-    assert list((tmp_path / "x.spectra").iterdir()) == []
+    assert not (tmp_path / "x.spectra").exists()
 
 
 def test_a_read_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +287,6 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         spectrascope.analyze(iter(trajectory()), tmp_path / "x.spectra")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -282,7 +294,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="no space is left on the disk"):
         spectrascope.analyze(iter(trajectory()), tmp_path / "x.spectra")
-    assert list((tmp_path / "x.spectra").iterdir()) == []
+    assert not (tmp_path / "x.spectra").exists()
 
 
 def test_matrices_too_large_for_one_per_core_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,42 +331,35 @@ def test_threads_are_as_they_were(tmp_path: Path) -> None:
         torch.set_num_threads(1)
 
 
-def test_killed_at_any_instant_the_report_is_that_of_a_clean_run(tmp_path: Path) -> None:
-    """Twenty kills -9, each followed by another run: the last report and store are a clean run's, byte for byte."""
-    arguments = [
-        sys.executable,
-        "-m",
-        "spectrascope",
-        "analyze",
-        str(GROK),
-        "--steps",
-        "every:2",
-        "--format",
-        "json",
-        "-o",
-    ]
+def run_and_kill(arguments: list[str], after: float) -> bool:
+    """Run a command line in a forked process and kill it -9 after so many seconds; whether it was still running."""
+    process = multiprocessing.get_context("fork").Process(target=main, args=(arguments,))
+    process.start()
+    process.join(after)
+    alive = process.is_alive()
+    process.kill()
+    process.join()
+    return alive
+
+
+def test_killed_at_any_instant_the_report_is_that_of_a_clean_run(cli: Any, tmp_path: Path) -> None:
+    """Twenty kills -9 and reruns: the last report and the store equal a clean run's, byte for byte."""
+    arguments = ["analyze", str(GROK), "--format", "json", "-o"]
     started = time.monotonic()
-    clean = subprocess.run([*arguments, "clean.spectra"], cwd=tmp_path, capture_output=True, check=True, timeout=120)
+    clean = cli(*arguments, "clean.spectra", cwd=tmp_path)
     whole = time.monotonic() - started
+    store = tmp_path / "x.spectra"
     instants = random.Random(0)
-    killed = 0
-    for _ in range(20):
-        process = subprocess.Popen(
-            [*arguments, "x.spectra"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            process.wait(instants.uniform(0.2, 1.0) * whole)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            killed += 1
-        process.wait()
-        store = tmp_path / "x.spectra"
-        if killed < 20 and store.exists() and len(list(store.glob("step*"))) > 5:
+    killed, found_finished = 0, set()
+    while killed < 20:
+        killed += run_and_kill([*arguments, str(store)], instants.uniform(0.05, 1.0) * whole)
+        found_finished.add(len(list(store.glob("step*"))))
+        if len(list(store.glob("step*"))) == 13:
             shutil.rmtree(store)  # start over, so that later kills hit unfinished work too
-    assert killed > 10
-    again = subprocess.run([*arguments, "x.spectra"], cwd=tmp_path, capture_output=True, check=True, timeout=120)
-    assert again.stdout == clean.stdout
-    assert content(tmp_path / "x.spectra") == content(tmp_path / "clean.spectra")
+    assert len(found_finished) > 4, "the kills hit too few different instants"
+    again = cli(*arguments, "x.spectra", cwd=tmp_path)
+    assert again.out == clean.out
+    assert content(store) == content(tmp_path / "clean.spectra")
 
 
 def test_interrupted_it_ends_with_130_and_resumes(tmp_path: Path) -> None:

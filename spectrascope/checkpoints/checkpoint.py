@@ -39,8 +39,11 @@ class Checkpoint:
         self.tied = _tied(self.tensors)
 
     def load(self, name: str) -> torch.Tensor:
-        """The tensor of this name, on the CPU."""
-        return self._container.load(self._stored_name[name])
+        """The tensor of this name, on the CPU. Raises CheckpointError, which names it, where it cannot be read."""
+        try:
+            return self._container.load(self._stored_name[name])
+        except (OSError, RuntimeError, ValueError) as error:
+            raise CheckpointError(self.path, f"{name} cannot be read ({error})") from error
 
     def stamp(self) -> list[tuple[str, int, int]]:
         """Name, size and modification time (ns) of each weight file. Raises CheckpointError if one is gone."""

@@ -55,8 +55,14 @@ def find_checkpoints(sources: Sequence[Path], step_regex: str | None = None, tru
 
 
 def from_state_dicts(items: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterable[Reference]:
-    """References to (step, state_dict) pairs, taken one at a time."""
+    """References to (step, state_dict) pairs, taken one at a time. Raises RequestError for steps that are none."""
+    seen: set[int] = set()
     for step, state_dict in items:
+        if int(step) != step or step < 0:
+            raise RequestError(f"a step is a whole number from 0 on, not {step!r}")
+        if step in seen:
+            raise RequestError(f"two state dicts are of step {step}")
+        seen.add(int(step))
         label = f"state dict of step {int(step)}"
         yield Reference(Path(label), int(step), lambda s=state_dict, at=label: (StateDict(s, at), []))  # type: ignore[misc]
 
