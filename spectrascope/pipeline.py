@@ -12,7 +12,6 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -31,7 +30,7 @@ from .store import (
     StepInfo,
     StepWriter,
     Trajectory,
-    prepare,
+    open_for_writing,
     read_step,
     set_aside,
     step_path,
@@ -89,14 +88,9 @@ def analyze(
     if device_warning:
         run.warn(device_warning)
     references, total = run.references(source, steps, step_regex, trust_pickle)
-    prepare(run.store)
-    try:
-        with single_threaded(), open_pool(workers, devices) as pool:
-            run.go(references, total, pool)
+    with open_for_writing(run.store), single_threaded(), open_pool(workers, devices) as pool:
+        run.go(references, total, pool)
         return run.result()
-    finally:
-        with suppress(OSError):  # a store without a file is none
-            run.store.rmdir()
 
 
 @dataclass

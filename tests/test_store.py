@@ -191,7 +191,8 @@ def test_leftovers_of_killed_runs_are_cleared(tmp_path: Path) -> None:
     elsewhere = tmp_path / f".step0000000001.h5.another-host.{dead.pid}.tmp"
     for path in (stale, alive, elsewhere):
         path.touch()
-    store.prepare(tmp_path)
+    with store.open_for_writing(tmp_path):
+        pass
     assert [path.exists() for path in (stale, alive, elsewhere)] == [False, True, True]
 
 

@@ -19,7 +19,7 @@ see half a file, and many machines can write at once. An existing file is never 
     hdf5.py         opening HDF5 files so that every failure is named
 """
 
-from .directory import prepare, set_aside, step_files, step_path
+from .directory import open_for_writing, set_aside, step_files, step_path
 from .plain import write_plain
 from .step_file import Record, StepInfo, StepWriter, read_info, read_step, read_vectors
 from .trajectory import Trajectory, open
@@ -30,7 +30,7 @@ __all__ = [
     "StepWriter",
     "Trajectory",
     "open",
-    "prepare",
+    "open_for_writing",
     "read_info",
     "read_step",
     "read_vectors",

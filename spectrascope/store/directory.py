@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import RequestError, StoreError
@@ -30,10 +32,11 @@ def step_files(store: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def prepare(store: Path) -> None:
-    """Make the directory of a store and clear away what killed runs of this machine left.
+@contextmanager
+def open_for_writing(store: Path) -> Iterator[None]:
+    """A store that can be written to, and that is left without half a file, or not at all where it holds none.
 
-    Raises RequestError where a file has that name, StoreError where the directory cannot be made.
+    What killed runs of this machine left is cleared away. Raises RequestError where a file has that name, StoreError where the directory cannot be made.
     """
     if store.exists() and not store.is_dir():
         raise RequestError(f"{store} is a file; a store is a directory. Name another with -o; the file is untouched")
@@ -44,6 +47,14 @@ def prepare(store: Path) -> None:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{store}: the store cannot be made ({error.strerror or error})") from error
+    try:
+        yield
+    finally:
+        # Ctrl-C can come before the writer of a file is there to clean up.
+        with suppress(OSError):
+            for path in store.glob(f".step*.{socket.gethostname()}.{os.getpid()}.tmp"):
+                path.unlink(missing_ok=True)
+            store.rmdir()  # refused where there is any file
 
 
 def set_aside(path: Path) -> Path:
