@@ -36,7 +36,8 @@ def step_files(store: Path) -> dict[int, Path]:
 def open_for_writing(store: Path) -> Iterator[None]:
     """A store that can be written to, and that is left without half a file, or not at all where it holds none.
 
-    What killed runs of this machine left is cleared away. Raises RequestError where a file has that name, StoreError where the directory cannot be made.
+    What killed runs of this machine left is cleared away. Raises RequestError where a file has that name, StoreError
+    where the directory cannot be made.
     """
     if store.exists() and not store.is_dir():
         raise RequestError(f"{store} is a file; a store is a directory. Name another with -o; the file is untouched")
