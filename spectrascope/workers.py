@@ -20,10 +20,11 @@ def choose_devices(device: str) -> tuple[list[str], str | None]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cpu":
         return ["cpu"], None
+    has_mps = count == 0 and torch.backends.mps.is_available()
+    if device.split(":")[0] == "mps" or (device == "auto" and has_mps):
+        return ["cpu"], "Apple's MPS has no float64, which exact singular values need: using the CPU"
     if device == "auto":
         return [f"cuda:{i}" for i in range(count)] or ["cpu"], None
-    if device.split(":")[0] == "mps":
-        return ["cpu"], "Apple's MPS has no float64, which exact singular values need: using the CPU"
     kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdecimal()):
         raise RequestError(f"--device {device!r} is none of auto, cpu, cuda, cuda:0, cuda:1, ...")

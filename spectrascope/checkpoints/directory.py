@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import CheckpointError
 from .checkpoint import hash_tensor
 from .container import Container
-from .formats import FORMATS, open_file
+from .formats import format_of, open_file
 from .sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
 
 # What trainers leave beside the weights.
@@ -24,7 +24,7 @@ Opener = Callable[[], Container]
 
 def is_weight_file(path: Path) -> bool:
     """Whether a file may be a checkpoint, by its name."""
-    return path.suffix in FORMATS and not NOT_WEIGHTS.search(path.name) and path.is_file()
+    return format_of(path) is not None and not NOT_WEIGHTS.search(path.name) and path.is_file()
 
 
 def is_checkpoint_directory(path: Path) -> bool:

@@ -18,12 +18,20 @@ FORMATS: dict[str, Callable[[Path, bool], Container]] = {
     ".pth": TorchFile,
     ".bin": TorchFile,
     ".ckpt": TorchFile,
+    ".pth.tar": TorchFile,  # what PyTorch's own examples call a checkpoint; not a tar archive
+    ".pt.tar": TorchFile,
     ".npz": lambda path, trust_pickle: NpzFile(path),
 }
 
 
 def open_file(path: Path, trust_pickle: bool = False) -> Container:
     """The container of one weight file, by its suffix. Raises CheckpointError."""
-    if path.suffix not in FORMATS:
+    suffix = format_of(path)
+    if suffix is None:
         raise CheckpointError(path, f"is not a checkpoint format that is read here ({', '.join(FORMATS)})")
-    return FORMATS[path.suffix](path, trust_pickle)
+    return FORMATS[suffix](path, trust_pickle)
+
+
+def format_of(path: Path) -> str | None:
+    """The suffix in FORMATS that a name ends in, None if there is none."""
+    return next((suffix for suffix in FORMATS if path.name.lower().endswith(suffix)), None)

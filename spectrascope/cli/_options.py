@@ -1,12 +1,15 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ..errors import RequestError
 
 
 class Format(StrEnum):
@@ -18,6 +21,10 @@ class Format(StrEnum):
     jsonl = "jsonl"
 
 
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE...", help="A directory of checkpoints, checkpoint files, or - for paths on stdin."),
+]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store that `spectrascope analyze` made.")]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to write the rows to stdout.")]
 StepsOption = Annotated[
@@ -51,3 +58,14 @@ TrustPickleOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr, only errors.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def paths_meant(arguments: list[str]) -> list[str]:
+    """The paths that are meant: `-` stands for one path a line on standard input. Raises RequestError."""
+    if "-" not in arguments:
+        return arguments
+    listed = [line.rstrip("\r\n") for line in sys.stdin]
+    paths = [path for argument in arguments for path in (listed if argument == "-" else [argument]) if path]
+    if not paths:
+        raise RequestError("no path came on standard input")
+    return paths

@@ -52,7 +52,7 @@ class AnalysisProgress:
             seconds = time.monotonic() - self._started
             left = seconds / done * (total - done)
             if 0 < done < total and seconds > 2:
-                self._output.say(f"{done:.1f} of {total} checkpoints, about {left:.0f} s left")
+                self._output.say(f"{int(done)} of {total} checkpoints, about {left:.0f} s left")
 
 
 def _bar() -> Any:

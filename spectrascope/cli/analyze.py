@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +15,11 @@ from ._options import (
     MatchOption,
     QuietOption,
     SkipOption,
+    SourcesArgument,
     StepRegexOption,
     StepsOption,
     TrustPickleOption,
+    paths_meant,
 )
 from ._output import Output
 from ._progress import AnalysisProgress
@@ -26,12 +27,7 @@ from .rank import report_ranks
 
 
 def analyze(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...", help="A directory of checkpoints, checkpoint files, or - for paths on stdin."
-        ),
-    ],
+    sources: SourcesArgument,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="STORE", help="The store's directory.  [default: ./NAME.spectra]"),
@@ -60,7 +56,7 @@ def analyze(
     Only what is missing or has changed is computed. A run that was stopped goes on where it was.
     """
     output = Output(format, quiet)
-    source = _sources(sources)
+    source = paths_meant(sources)
     store = out or _default_store(source)
     from ..pipeline import analyze as run
 
@@ -99,17 +95,6 @@ def analyze(
         source=", ".join(sources),
         details=False,
     )
-
-
-def _sources(arguments: list[str]) -> list[str]:
-    """The paths that are meant: `-` stands for one path a line on standard input. Raises RequestError."""
-    if "-" not in arguments:
-        return arguments
-    listed = [line.rstrip("\r\n") for line in sys.stdin]
-    paths = [path for argument in arguments for path in (listed if argument == "-" else [argument]) if path]
-    if not paths:
-        raise RequestError("no path came on standard input")
-    return paths
 
 
 def _default_store(source: list[str]) -> Path:

@@ -81,7 +81,9 @@ def report_ranks(
         source,
         rows,
         columns=["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "reason"],
-        tables=lambda: [rank_details(rows) if details else rank_summary(rows, steps, output.terminal_width)],
+        tables=lambda: [
+            rank_details(rows) if details or len(steps) == 1 else rank_summary(rows, steps, output.terminal_width)
+        ],
         warnings=trajectory.warnings,
         failures=failures_among(trajectory, steps, matrices),
     )

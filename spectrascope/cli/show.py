@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ..errors import NothingAnalysed
 from ..report.tables import Table, shape
@@ -18,20 +15,17 @@ from ._options import (
     MatchOption,
     QuietOption,
     SkipOption,
+    SourcesArgument,
     StepRegexOption,
     StepsOption,
     TrustPickleOption,
+    paths_meant,
 )
 from ._output import Output
 
 
 def show(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...", help="A directory of checkpoints, checkpoint files, or - for paths on stdin."
-        ),
-    ],
+    sources: SourcesArgument,
     steps: StepsOption = "all",
     step_regex: StepRegexOption = None,
     match: MatchOption = None,
@@ -46,11 +40,11 @@ def show(
     Only headers are read.
     """
     output = Output(format, quiet)
-    paths = [line.strip() for line in sys.stdin] if sources == ["-"] else sources
+    paths = [Path(path) for path in paths_meant(sources)]
     from ..inspection import inspect
 
     try:
-        found = inspect([Path(path) for path in paths], steps, step_regex, match or (), skip or (), trust_pickle)
+        found = inspect(paths, steps, step_regex, match or (), skip or (), trust_pickle)
     except NothingAnalysed as error:
         for cause in error.causes:
             output.fail(cause)

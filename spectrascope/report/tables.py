@@ -100,11 +100,14 @@ def rank_summary(rows: Sequence[Row], steps: Sequence[int], terminal_width: int 
 
 
 def rank_details(rows: Sequence[Row]) -> Table:
-    """One line per step and matrix with every column."""
-    table = Table(["step", "<matrix", "shape", *SHORT_NAMES.values(), "<reason"])
+    """One line per step and matrix with every column; of one step alone, the step is the title."""
+    steps = {row["step"] for row in rows}
+    several = len(steps) > 1
+    table = Table([*(["step"] if several else []), "<matrix", "shape", *SHORT_NAMES.values(), "<reason"])
+    table.title = "" if several else _span(list(steps))
     for row in rows:
-        cells = [number(row[name]) for name in SHORT_NAMES]
-        table.lines.append([str(row["step"]), row["matrix"], shape(row["shape"]), *cells, row["reason"] or ""])
+        cells = [row["matrix"], shape(row["shape"]), *(number(row[name]) for name in SHORT_NAMES)]
+        table.lines.append([*([str(row["step"])] if several else []), *cells, row["reason"] or ""])
     return table
 
 

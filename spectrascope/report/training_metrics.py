@@ -21,7 +21,7 @@ class TrainingMetrics:
 def read_training_metrics(path: Path) -> TrainingMetrics:
     """Read a metrics file. Raises RequestError where it is absent or has no column `step` or no number."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RequestError(f"{path}: the metrics cannot be read ({error})") from error

@@ -37,7 +37,7 @@ def only(source: Path, **options: Any) -> Checkpoint:
     return Checkpoint(reference.open()[0])
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".PT", ".npz"])
 def test_formats(tmp_path: Path, suffix: str) -> None:
     checkpoint = only(write(tmp_path / f"step3{suffix}"))
     ordered = ["a.bias", "a.weight", "b.weight"] if suffix == ".safetensors" else list(WEIGHTS)

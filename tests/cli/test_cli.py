@@ -128,9 +128,9 @@ def test_the_summary_has_a_line_per_matrix(grok: Path, cli: Any) -> None:
 def test_the_summary_opens_up(grok: Path, cli: Any) -> None:
     steps = spectrascope.open(grok).steps
     assert len(cli("rank", grok, "--all").out.splitlines()) == 1 + len(steps) * len(MATRICES)
-    one = cli("rank", grok, "--step", steps[3]).out.splitlines()
-    assert len(one) == 1 + len(MATRICES)
-    assert {line.split()[0] for line in one[1:]} == {str(steps[3])}
+    title, _, *lines = cli("rank", grok, "--step", steps[3]).out.splitlines()
+    assert title == f"step {steps[3]}"
+    assert [line.split()[0] for line in lines] == MATRICES
     assert len(cli("rank", grok, "--matrix", "mlp*").out.splitlines()) == 1 + 2 * len(steps)
 
 
