@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from .decompose import Decomposition
 from .errors import StoreDamaged, StoreError
 from .matrices import Matrix
-from .store import Record, read_info, read_step, read_vectors, step_files
+from .store import Record, StepWriter, read_info, read_step, read_vectors, step_files
 
 Key = tuple[str, tuple[int, int], str, bool]
 
 
 class Known:
-    """What is known of tensors by the hash of their bytes: a decomposition under way, or where a store has it.
+    """What is known of tensors by the hash of their bytes: a decomposition under way, or how to read it back.
 
     Safe to use from several threads: one of them computes, the others wait for it.
     """
 
     def __init__(self, top_k: int) -> None:
         self._top_k = top_k
-        self._found: dict[Key, Future[Decomposition] | tuple[Path, str]] = {}
+        self._found: dict[Key, Future[Decomposition] | Callable[[], Decomposition | None]] = {}
 
     def learn(self, store: Path) -> None:
         """Take in what the finished files of a store hold."""
@@ -32,12 +33,16 @@ class Known:
             except StoreDamaged:
                 continue  # set aside when its step comes up
             for record in records:
-                self.remember(record, path)
+                self.is_stored(record, path)
 
-    def remember(self, record: Record, path: Path) -> None:
-        """The decomposition of a matrix is now in a file of the store."""
+    def is_in(self, writer: StepWriter, record: Record) -> None:
+        """A matrix was handed to the writer of a file, and need not be kept in memory."""
+        self._found[_key(record.raw_hash, record)] = partial(_read_back, writer, record)
+
+    def is_stored(self, record: Record, path: Path) -> None:
+        """A matrix is in a finished file of the store."""
         if not record.failed and record.vectors == min(self._top_k, record.rank):
-            self._found[_key(record.raw_hash, record)] = (path, record.name)
+            self._found[_key(record.raw_hash, record)] = partial(_from_store, path, record.name)
 
     def get(self, raw_hash: str, matrix: Matrix, compute: Callable[[], Decomposition]) -> Decomposition:
         """The decomposition of a tensor of these bytes, computed if no other is known."""
@@ -45,7 +50,7 @@ class Known:
         mine: Future[Decomposition] = Future()
         known = self._found.setdefault(key, mine)
         if known is not mine:
-            found = known.result() if isinstance(known, Future) else _from_store(*known)
+            found = known.result() if isinstance(known, Future) else known()
             if found is not None:
                 return found
             self._found[key] = mine
@@ -60,6 +65,15 @@ class Known:
 def _key(raw_hash: str, matrix: Matrix | Record) -> Key:
     """Equal for matrices whose decompositions are equal."""
     return raw_hash, matrix.shape, matrix.dtype, matrix.role == "transposed conv"
+
+
+def _read_back(writer: StepWriter, record: Record) -> Decomposition | None:
+    """The decomposition that an unfinished file holds, None where the file is closed by now."""
+    try:
+        sigma, left, right = writer.read_back(record)
+    except StoreError:
+        return None
+    return Decomposition(sigma, left, right, record.reason, record.failed, record.note)
 
 
 def _from_store(path: Path, name: str) -> Decomposition | None:

@@ -18,6 +18,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"report", "pipeline", "inspection"},
+    {"job"},
     {"reuse"},
     {"metrics", "store", "checkpoints", "architectures"},
     {"workers"},

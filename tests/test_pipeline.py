@@ -21,7 +21,8 @@ from conftest import GROK, ROOT, mat
 from safetensors.torch import save_file
 
 import spectrascope
-from spectrascope import pipeline
+from spectrascope import job, workers
+from spectrascope.checkpoints import Checkpoint
 from spectrascope.cli import main
 from spectrascope.errors import CheckpointError, NothingAnalysed, RequestError, StoreError
 
@@ -49,13 +50,13 @@ def content(store: Path) -> dict[str, bytes]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the matrices that were decomposed."""
     shapes: list[tuple[int, ...]] = []
-    real = pipeline.decompose
+    real = job.decompose
 
     def decompose(matrix: torch.Tensor, *arguments: Any) -> Any:
         shapes.append(tuple(matrix.shape))
         return real(matrix, *arguments)
 
-    monkeypatch.setattr(pipeline, "decompose", decompose)
+    monkeypatch.setattr(job, "decompose", decompose)
     return shapes
 
 
@@ -123,8 +124,8 @@ def test_steps_of_state_dicts_are_whole_and_distinct(tmp_path: Path, steps: tupl
 
 
 def test_the_same_bytes_for_any_number_of_workers(tmp_path: Path) -> None:
-    for workers in (1, 2, 5):
-        spectrascope.analyze(GROK, tmp_path / f"{workers}.spectra", workers=workers, steps="every:4")
+    for count in (1, 2, 5):
+        spectrascope.analyze(GROK, tmp_path / f"{count}.spectra", workers=count, steps="every:4")
     one = content(tmp_path / "1.spectra")
     assert len(one) >= 3
     assert content(tmp_path / "2.spectra") == one
@@ -158,7 +159,7 @@ def test_a_changed_checkpoint_is_computed_again_and_only_what_changed_in_it(tmp_
 def test_trusting_times_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "run", trajectory())
     spectrascope.analyze(source, tmp_path / "x.spectra")
-    monkeypatch.setattr(pipeline.Checkpoint, "content_hash", lambda self: pytest.fail("read"))
+    monkeypatch.setattr(Checkpoint, "content_hash", lambda self: pytest.fail("read"))
     spectrascope.analyze(source, tmp_path / "x.spectra", trust_mtime=True)
     os.utime(source / "step10.safetensors", ns=(1, 1))
     with pytest.raises(pytest.fail.Exception):
@@ -206,6 +207,15 @@ def test_copies_and_frozen_tensors_are_decomposed_once(tmp_path: Path, counted: 
         np.testing.assert_array_equal(one, other)
 
 
+def test_equal_tensors_of_one_checkpoint_are_decomposed_once(tmp_path: Path, counted: list[Any]) -> None:
+    weights = {f"l{i}.weight": mat([3.0, 2.0], 30, 20) for i in range(12)} | {"wide": mat([5.0], 20, 40)}
+    run = spectrascope.analyze([(0, weights)], tmp_path / "x.spectra")
+    assert sorted(counted) == [(20, 40), (30, 20)]
+    for name in list(weights)[:12]:
+        np.testing.assert_allclose(run.singular_values(name, 0)[:2], [3, 2], atol=1e-6)
+        np.testing.assert_array_equal(run.vectors(name, 0)[0], run.vectors("l0.weight", 0)[0])
+
+
 def test_another_checkpoint_does_not_take_a_step_silently(tmp_path: Path) -> None:
     spectrascope.analyze(write(tmp_path / "a", trajectory(1)), tmp_path / "x.spectra")
     other = write(tmp_path / "b", [(0, {"l0.weight": mat([9.0], 4, 4)})])
@@ -234,13 +244,13 @@ def test_all_checkpoints_are_bad(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "run", trajectory(1))
-    real = pipeline.decompose
+    real = job.decompose
 
     def decompose(*arguments: Any) -> Any:
         os.utime(source / "step0.safetensors", ns=(1, time.time_ns()))
         return real(*arguments)
 
-    monkeypatch.setattr(pipeline, "decompose", decompose)
+    monkeypatch.setattr(job, "decompose", decompose)
     with pytest.raises(NothingAnalysed, match="changed while it was being read"):
         spectrascope.analyze(source, tmp_path / "x.spectra")
     assert not (tmp_path / "x.spectra").exists()
@@ -248,14 +258,14 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytes
 
 def test_a_read_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "run", trajectory(2))
-    real = pipeline.Checkpoint.load
+    real = Checkpoint.load
 
     def load(self: Any, name: str) -> torch.Tensor:
         if name == "l2.weight" and "step0" in str(self.path):
             raise CheckpointError(self.path, "cannot be read (Input/output error)")
         return real(self, name)
 
-    monkeypatch.setattr(pipeline.Checkpoint, "load", load)
+    monkeypatch.setattr(Checkpoint, "load", load)
     run = spectrascope.analyze(source, tmp_path / "x.spectra")
     assert run.steps == [10]
     assert run.failures[0]["reason"] == "cannot be read (Input/output error)"
@@ -299,7 +309,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_matrices_too_large_for_one_per_core_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spectrascope.analyze(iter(trajectory()), tmp_path / "x.spectra")
-    monkeypatch.setattr(pipeline, "needs_all_cores", lambda matrix: matrix.shape[0] > 9)
+    monkeypatch.setattr(job, "needs_all_cores", lambda matrix: matrix.shape[0] > 9)
     run = spectrascope.analyze(iter(trajectory()), tmp_path / "y.spectra")
     for name in run.matrices:
         expected = spectrascope.open(tmp_path / "x.spectra").singular_values(name)
@@ -308,18 +318,18 @@ def test_matrices_too_large_for_one_per_core_run_alone(tmp_path: Path, monkeypat
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert pipeline.choose_devices("auto") == (["cpu"], None)
-    assert pipeline.choose_devices("mps")[0] == ["cpu"]
-    assert "no float64" in str(pipeline.choose_devices("mps")[1])
+    assert workers.choose_devices("auto") == (["cpu"], None)
+    assert workers.choose_devices("mps")[0] == ["cpu"]
+    assert "no float64" in str(workers.choose_devices("mps")[1])
     with pytest.raises(RequestError, match="torch sees 0 CUDA devices here"):
-        pipeline.choose_devices("cuda")
+        workers.choose_devices("cuda")
     with pytest.raises(RequestError, match="none of auto, cpu, cuda"):
-        pipeline.choose_devices("tpu")
+        workers.choose_devices("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert pipeline.choose_devices("auto")[0] == ["cuda:0", "cuda:1"]
-    assert pipeline.choose_devices("cuda")[0] == ["cuda:0", "cuda:1"]
-    assert pipeline.choose_devices("cuda:1")[0] == ["cuda:1"]
+    assert workers.choose_devices("auto")[0] == ["cuda:0", "cuda:1"]
+    assert workers.choose_devices("cuda")[0] == ["cuda:0", "cuda:1"]
+    assert workers.choose_devices("cuda:1")[0] == ["cuda:1"]
 
 
 def test_threads_are_as_they_were(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -35,13 +36,16 @@ def write(directory: Path, names: list[str], step: int = 5, order: int = 1) -> P
         skipped=[],
         coverage=1.0,
     )
-    writer = store.StepWriter(directory, info)
-    for index, record in list(enumerate(records))[::order]:
-        left = np.full((2, 4), index, np.float32)
-        right = np.full((2, 3), index + 0.5, np.float32)
-        writer.add(record, np.array([3.0, 2.0, 1.0]) + index, left, right)
-    path = writer.finish()
-    writer.abandon()
+    with store.StepWriter(directory, info) as writer:
+        for index, record in list(enumerate(records))[::order]:
+            left = np.full((2, 4), index, np.float32)
+            right = np.full((2, 3), index + 0.5, np.float32)
+            writer.add(record, np.array([3.0, 2.0, 1.0]) + index, left, right)
+            for given, back in zip((left, right), writer.read_back(record)[1:], strict=True):
+                np.testing.assert_array_equal(back, given)
+        path = writer.finish()
+    with pytest.raises(StoreError):
+        writer.read_back(records[0])
     return path
 
 
@@ -199,7 +203,9 @@ def test_leftovers_of_killed_runs_are_cleared(tmp_path: Path) -> None:
 def test_abandoning_leaves_nothing(tmp_path: Path) -> None:
     record = store.Record("w", (4, 3), "float32", "linear", "", 2)
     info = store.StepInfo(tmp_path / "x", 1, {}, {}, [record], [], 1.0)
-    store.StepWriter(tmp_path, info).abandon()
+    with contextlib.suppress(KeyboardInterrupt), store.StepWriter(tmp_path, info):
+        assert len(list(tmp_path.iterdir())) == 1
+        raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 

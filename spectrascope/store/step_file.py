@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import h5py
@@ -112,15 +113,27 @@ class StepWriter:
         self._info = info
         self._target = step_path(store, info.step)
         self._temporary = temporary_path(self._target)
+        self._file: Any = None
+        self._sigma = np.full(info.sizes[0], np.nan)
+
+    def __enter__(self) -> StepWriter:
         with writing(self._temporary):
             self._temporary.unlink(missing_ok=True)
             self._file = h5py.File(self._temporary, "x", locking="best-effort")
-            sigma, left, right = info.sizes
-            self._sigma = np.full(sigma, np.nan)
-            for name, size in (("left", left), ("right", right)):
+            for name, size in zip(("left", "right"), self._info.sizes[1:], strict=True):
                 array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
                 if size:
                     array[-1:] = 0  # takes the space now, so that its place does not depend on the order of writing
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave nothing behind but a finished file."""
+        with contextlib.suppress(Exception):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
 
     def add(self, record: Record, sigma: NDArray[np.float64], left: Any, right: Any) -> None:
         """Store one matrix; completes its record."""
@@ -132,6 +145,17 @@ class StepWriter:
                 self._file["left"][at_left : at_left + left.size] = left.ravel()
             if right.size:
                 self._file["right"][at_right : at_right + right.size] = right.ravel()
+
+    def read_back(self, record: Record) -> tuple[NDArray[np.float64], Any, Any]:
+        """What `add` was given for a matrix. Raises StoreError where the file is closed."""
+        at_sigma, at_left, at_right = self._info.offsets[record.name]
+        k, (m, n) = record.vectors, record.shape
+        try:
+            left = self._file["left"][at_left : at_left + k * m].reshape(k, m)
+            right = self._file["right"][at_right : at_right + k * n].reshape(k, n)
+        except (ValueError, KeyError, OSError, RuntimeError) as error:
+            raise StoreError(f"{self._temporary}: is closed") from error
+        return self._sigma[at_sigma : at_sigma + record.rank], left, right
 
     def finish(self) -> Path:
         """Write what is left, sync, and give the file its name."""
@@ -160,13 +184,6 @@ class StepWriter:
             os.replace(self._temporary, self._target)
             _sync(self._target.parent)
         return self._target
-
-    def abandon(self) -> None:
-        """Leave nothing behind."""
-        with contextlib.suppress(Exception):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
 
 
 def _info(file: Any, path: Path) -> StepInfo:
