@@ -2,9 +2,9 @@
 
 The smaller Gram matrix is formed in float64 from blocks of rows that are upcast one at a time, so that no float64
 copy of a large matrix ever exists; its eigenvectors are the singular vectors of the shorter side, and the other side
-is W v / sigma. Squaring halves the digits: where the smallest sigma is below 2e-5 sigma_1 the matrix is decomposed
-again by a blocked QR and an SVD of R, both in float64. Singular values are then within 1e-10 sigma_1 of exact ones,
-and vectors satisfy ||W v - sigma u|| <= 1e-6 sigma_1, for every stored dtype.
+is W v / sigma. Squaring halves the digits: where the smallest sigma is below about 1e-5 sigma_1, the matrix is
+decomposed again by a blocked QR and an SVD of R, both in float64. Singular values are then within 1e-10 sigma_1 of
+exact ones, and vectors satisfy ||W v - sigma u|| <= 1e-6 sigma_1, for every stored dtype.
 
 An array is NumPy's on the CPU and torch's on a GPU; the algorithm is the same.
 """
@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# Below this share of sigma_1 the Gram matrix no longer holds 1e-10: measured 7e-11 at 1e-5 for 1024 columns, and the
-# error grows with the columns, so that twice 1e-5 leaves room for the widest models.
-GRAM_LIMIT = 2e-5
+# Below this share of sigma_1 the Gram matrix no longer holds 1e-10. The error grows with the width and with 1 / sigma:
+# measured 7e-11 at 1e-5 sigma_1 for a width of 1024, 1.2e-10 at 2.1e-5 for 3200; this keeps it near 4e-11.
+GRAM_LIMIT, GRAM_LIMIT_PER_COLUMN = 1e-5, 2e-8
 # Above this share of sigma_1, W v / sigma is orthonormal to 1e-9 as it is; below, it is orthonormalised.
 SAFE_TO_DIVIDE = 1e-3
 # Below this share of sigma_1, W v / sigma is rounding noise: the vector is completed orthonormally instead.
 NULL_LIMIT = 1e-12
 BLOCK_BYTES = 32 * 2**20
 
-NumericalFailure = (np.linalg.LinAlgError, torch.linalg.LinAlgError)
-OutOfMemory = (MemoryError, torch.cuda.OutOfMemoryError)
+# torch's failures to converge, of cuSOLVER and of its allocators are all RuntimeErrors.
+GivesUp = (np.linalg.LinAlgError, RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Backend:
 
     name: str
     linalg: Any
+    svd: Callable[[Any], tuple[Any, Any, Any]]
     device: str
     upcast: Callable[[torch.Tensor], Any]
     concatenate: Callable[[list[Any]], Any]
@@ -67,6 +68,7 @@ class Backend:
 NUMPY = Backend(
     name="NumPy",
     linalg=np.linalg,
+    svd=lambda array: np.linalg.svd(array, full_matrices=False),
     device="cpu",
     upcast=lambda block: block.to(torch.float64).numpy(),
     concatenate=np.concatenate,
@@ -77,9 +79,12 @@ NUMPY = Backend(
 
 def torch_backend(device: str) -> Backend:
     """The same algorithm on torch arrays of `device`."""
+    # On a GPU the default driver, Jacobi, may not converge; QR iteration does, and is asked for rarely.
+    driver = "gesvd" if device.startswith("cuda") else None
     return Backend(
         name=f"torch on {device}",
         linalg=torch.linalg,
+        svd=lambda array: torch.linalg.svd(array, full_matrices=False, driver=driver),
         device=device,
         upcast=lambda block: block.to(torch.float64),
         concatenate=torch.cat,
@@ -105,21 +110,17 @@ def decompose(matrix: torch.Tensor, top_k: int = 100, device: str = "cpu") -> De
     for backend in backends:
         try:
             tall = _Tall(matrix, backend)
-            if not tall.finite:
-                return undecomposed(matrix.shape, top_k, _count_non_finite(matrix))
             sigma, short = _values_and_short_side(tall, top_k, troubles)
+            long = _long_side(tall, sigma, short)
         except _NonFinite:
             return undecomposed(matrix.shape, top_k, _count_non_finite(matrix))
-        except NumericalFailure as error:
-            troubles.append(f"SVD of R ({backend.name}) gave up: {_first_line(error)}")
-        except OutOfMemory:
-            troubles.append(f"out of memory ({backend.name})")
+        except GivesUp as error:
+            troubles.append(_trouble("SVD of R", backend, error))
         else:
-            long = _long_side(tall, sigma, short)
             left, right = (short, long) if tall.transposed else (long, short)
-            note = f"fallback used: {'; '.join(troubles)}" if troubles else None
+            note = f"fallback used: {'; '.join(dict.fromkeys(troubles))}" if troubles else None
             return Decomposition(_descale(sigma, tall.exponent), _stored(left), _stored(right), note=note)
-    return undecomposed(matrix.shape, top_k, f"not decomposed: {'; '.join(troubles)}", failed=True)
+    return undecomposed(matrix.shape, top_k, f"not decomposed: {'; '.join(dict.fromkeys(troubles))}", failed=True)
 
 
 def undecomposed(shape: tuple[int, ...], top_k: int, reason: str, failed: bool = False) -> Decomposition:
@@ -136,7 +137,7 @@ def undecomposed(shape: tuple[int, ...], top_k: int, reason: str, failed: bool =
 
 
 class _NonFinite(Exception):
-    """Met a NaN or Inf while forming the Gram matrix."""
+    """The Gram matrix, and so the matrix, holds a NaN or Inf."""
 
 
 class _Tall:
@@ -150,11 +151,10 @@ class _Tall:
         self.transposed = matrix.shape[0] < matrix.shape[1]
         self.length, self.width = max(matrix.shape), min(matrix.shape)
         self._matrix = matrix.detach().to(backend.device)
-        self.exponent, self.finite = 0, True
+        self.exponent = 0
         if matrix.dtype == torch.float64:
             largest = float(torch.linalg.vector_norm(self._matrix, ord=float("inf")))
-            self.finite = bool(np.isfinite(largest))
-            self.exponent = int(np.frexp(largest)[1]) if self.finite and largest > 0 else 0
+            self.exponent = int(np.frexp(largest)[1]) if np.isfinite(largest) else 0
 
     def blocks(self, rows: int | None = None) -> Iterator[Any]:
         """float64 arrays (at most `rows`, width) from top to bottom."""
@@ -174,23 +174,24 @@ def _values_and_short_side(
     """sigma (R,) descending and the first top_k singular vectors of the shorter side as columns (R, k)."""
     try:
         sigma, short = _by_gram(tall, top_k)
-        if sigma[-1] >= GRAM_LIMIT * sigma[0] > 0:
+        if sigma[-1] >= max(GRAM_LIMIT, GRAM_LIMIT_PER_COLUMN * tall.width) * sigma[0] > 0:
             return sigma, short
-    except NumericalFailure as error:
-        troubles.append(f"eigh ({tall.backend.name}) gave up: {_first_line(error)}")
+    except GivesUp as error:
+        troubles.append(_trouble("eigh", tall.backend, error))
     return _by_qr(tall, top_k)
 
 
 def _by_gram(tall: _Tall, top_k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     backend = tall.backend
-    gram = None
+    gram: Any = None
     for block in tall.blocks():
-        with np.errstate(invalid="ignore"):  # Inf - Inf
-            total = float(block.sum())
-        if not np.isfinite(total):
-            raise _NonFinite
-        product = block.T @ block
-        gram = product if gram is None else gram + product
+        if gram is None:
+            gram = block.T @ block
+        else:
+            gram += block.T @ block
+    # A NaN or Inf of W is on the diagonal: the sum of the squares of its column.
+    if not np.isfinite(backend.to_numpy(gram.diagonal())).all():
+        raise _NonFinite
     if top_k == 0:
         eigenvalues = backend.to_numpy(backend.linalg.eigvalsh(gram))
         short = np.zeros((tall.width, 0))
@@ -207,7 +208,7 @@ def _by_qr(tall: _Tall, top_k: int) -> tuple[NDArray[np.float64], NDArray[np.flo
     for block in tall.blocks(rows=max(2 * tall.width, BLOCK_BYTES // (8 * tall.width))):
         stacked = block if triangle is None else backend.concatenate([triangle, block])
         triangle = _qr_triangle(backend, stacked)
-    _, sigma, right = backend.linalg.svd(triangle, full_matrices=False)
+    _, sigma, right = backend.svd(triangle)
     return backend.to_numpy(sigma), backend.to_numpy(right)[:top_k].T
 
 
@@ -248,5 +249,8 @@ def _count_non_finite(matrix: torch.Tensor) -> str:
     return f"non-finite: {' and '.join(counts)} of {matrix.numel()} entries"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _trouble(routine: str, backend: Backend, error: BaseException) -> str:
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or "not enough memory" in str(error):
+        return f"out of memory ({backend.name})"
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{routine} ({backend.name}) gave up: {first_line}"

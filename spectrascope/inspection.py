@@ -9,7 +9,7 @@ from typing import Any
 
 from .checkpoints import Checkpoint, find_checkpoints
 from .errors import CheckpointError, NothingAnalysed
-from .matrices import plan
+from .matrices import plan, selected
 from .steps import select_steps
 
 
@@ -51,7 +51,7 @@ def inspect(
         try:
             container, warnings = reference.open()
             checkpoint = Checkpoint(container)
-            todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, match, skip)
+            todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, lambda name: selected(name, match, skip))
         except CheckpointError as error:
             result.failures.append({"path": error.path, "step": reference.step, "matrix": None, "reason": error.reason})
             continue

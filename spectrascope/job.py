@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .checkpoints import Checkpoint, Reference
 from .checkpoints.checkpoint import hash_tensor
 from .decompose import Decomposition, decompose
 from .errors import CheckpointError, RequestError
-from .matrices import Matrix, Plan, plan
+from .matrices import Matrix, Plan, plan, selected
 from .reuse import Known
 from .store import Record, StepInfo, StepWriter, read_step, step_path
 from .workers import Pool, all_cores, needs_all_cores
@@ -21,19 +22,55 @@ Stamp = list[tuple[str, int, int]]
 Found = tuple[str, Decomposition]
 
 
+Filter = tuple[tuple[str, ...], tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for, as far as it decides what a step's file holds."""
+    """What was asked for, as far as it decides what a step's file holds.
+
+    `filters` are pairs of --match and --skip globs; a matrix is wanted if any of them lets it through.
+    """
 
     top_k: int
-    match: tuple[str, ...]
-    skip: tuple[str, ...]
+    filters: tuple[Filter, ...]
+
+    def wants(self, name: str) -> bool:
+        """Whether a matrix of this name is asked for."""
+        return any(selected(name, match, skip) for match, skip in self.filters)
 
     def served_by(self, info: StepInfo) -> bool:
-        """Whether a file was made under these settings, or holds more matrices than these ask for."""
-        filters = (info.settings["match"], info.settings["skip"])
-        enough = filters in (([], []), (list(self.match), list(self.skip)))
-        return enough and info.settings["top_k"] == self.top_k and not any(r.failed for r in info.records)
+        """Whether a file holds all that is asked for, if of more matrices or with more vectors."""
+        has = info.settings
+        filters = [_filter(one) for one in has["filters"]]
+        enough = NO_FILTER in filters or all(one in filters for one in self.filters)
+        return enough and has["top_k"] >= self.top_k and not any(record.failed for record in info.records)
+
+    def together_with(self, info: StepInfo) -> Settings:
+        """These settings and those of a file that is about to be replaced, so that it loses no matrix."""
+        filters = dict.fromkeys((*map(_filter, info.settings["filters"]), *self.filters))
+        return Settings(max(self.top_k, info.settings["top_k"]), tuple(filters))
+
+    def as_plain(self) -> dict[str, Any]:
+        """For the store."""
+        return {"top_k": self.top_k, "filters": [[list(match), list(skip)] for match, skip in self.filters]}
+
+
+NO_FILTER: Filter = ((), ())
+
+
+def _filter(plain: Sequence[Sequence[str]]) -> Filter:
+    match, skip = plain
+    return tuple(match), tuple(skip)
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """What the store says of a checkpoint: whether it is done, under which settings to do it, its content's hash."""
+
+    is_done: bool
+    settings: Settings
+    content: str | None = None
 
 
 class Job:
@@ -44,13 +81,13 @@ class Job:
     Raises CheckpointError where the checkpoint cannot be read.
     """
 
-    def __init__(self, reference: Reference, checkpoint: Checkpoint, settings: Settings, content: str | None) -> None:
+    def __init__(self, reference: Reference, checkpoint: Checkpoint, stamp: Stamp, found: LookUp) -> None:
         self.reference = reference
         self._checkpoint = checkpoint
-        self._settings = settings
-        self._content = content
-        self._stamp = checkpoint.stamp()
-        self.plan: Plan = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, settings.match, settings.skip)
+        self._stamp = stamp
+        self._settings = found.settings
+        self._content = found.content
+        self.plan: Plan = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, found.settings.wants)
         self._largest_first = sorted(self.plan.matrices, key=lambda matrix: -matrix.cost)
         self.alone = [matrix for matrix in self._largest_first if needs_all_cores(matrix)]
         self._results: dict[str, Future[Found]] = {}
@@ -98,7 +135,8 @@ class Job:
     def _as_they_come(self, pool: Pool, known: Known) -> Iterator[tuple[Matrix, Found]]:
         for matrix in self.alone:
             with all_cores():
-                yield matrix, self._decompose(matrix, pool, known)
+                found = self._decompose(matrix, pool, known)
+            yield matrix, found
         if self.alone:
             self.submit(pool, known)
         for matrix in self._largest_first[len(self.alone) :]:
@@ -113,7 +151,8 @@ class Job:
             with pool.device() as device:
                 return decompose(matrix.of(tensor), self._settings.top_k, device)
 
-        return raw_hash, known.get(raw_hash, matrix, compute)
+        vectors = min(self._settings.top_k, matrix.rank)
+        return raw_hash, known.get(raw_hash, matrix, vectors, compute)
 
     def _step_info(self, store: Path) -> StepInfo:
         records = [
@@ -133,7 +172,7 @@ class Job:
             path=step_path(store, self.reference.step),
             step=self.reference.step,
             source={"path": place(self.reference.path, self._stamp), "stamp": self._stamp},
-            settings={key: list(value) if key != "top_k" else value for key, value in asdict(self._settings).items()},
+            settings=self._settings.as_plain(),
             records=records,
             skipped=[asdict(one) for one in self.plan.skipped],
             coverage=self.plan.coverage,
@@ -141,30 +180,29 @@ class Job:
 
 
 def look_up(
-    store: Path, reference: Reference, checkpoint: Checkpoint, settings: Settings, trust_mtime: bool
-) -> tuple[bool, str | None]:
-    """Whether a store has this checkpoint under these settings, and the hash of its content if it came to light.
+    store: Path, reference: Reference, checkpoint: Checkpoint, stamp: Stamp, settings: Settings, trust_mtime: bool
+) -> LookUp:
+    """What a store has of a checkpoint whose files have this stamp.
 
     Raises StoreDamaged where the step's file is none, RequestError where it is of another checkpoint.
     """
     path = step_path(store, reference.step)
     if not path.exists():
-        return False, None
+        return LookUp(False, settings)
     info, _ = read_step(path)
-    stamp = checkpoint.stamp()
     same_place = info.source["path"] == place(reference.path, stamp)
     if trust_mtime and stamp and same_place and info.source["stamp"] == [list(entry) for entry in stamp]:
         content = str(info.source["content"])
     else:
         content = checkpoint.content_hash()
     if content == info.source["content"]:
-        return settings.served_by(info), content
+        return LookUp(settings.served_by(info), settings.together_with(info), content)
     if not same_place:
         raise RequestError(
             f"{store} already holds step {reference.step} of another checkpoint, {info.source['path']}; "
             f"name another store for {reference.path} with -o"
         )
-    return False, content
+    return LookUp(False, settings, content)
 
 
 def place(path: Path, stamp: Stamp) -> str:

@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from .errors import RequestError
+from .words import listed
 
 if TYPE_CHECKING:
     import torch
@@ -125,8 +126,7 @@ def plan(
     tensors: Mapping[str, TensorInfo],
     tied: Mapping[str, str],
     load: Callable[[str], torch.Tensor],
-    match: Sequence[str] = (),
-    skip: Sequence[str] = (),
+    wants: Callable[[str], bool] = lambda name: True,
 ) -> Plan:
     """Decide what each tensor becomes.
 
@@ -135,7 +135,7 @@ def plan(
     tensors : name -> TensorInfo, in model order
     tied : name -> the name of the tensor that it shares memory with
     load : reads a tensor; called only for square tables that may be a causal mask
-    match, skip : globs of matrix names; a matrix is kept if any `match` (all, if empty) and no `skip` fits
+    wants : whether a matrix of this name is asked for
     """
     matrices: list[Matrix] = []
     skipped: list[Skipped] = []
@@ -146,21 +146,21 @@ def plan(
             continue
         reason, is_buffer = _reason_to_skip(info, load)
         matrix = None if reason else _matrix(info, tensors)
-        if matrix is not None and not selected(matrix.name, match, skip):
+        if matrix is not None and not wants(matrix.name):
             matrix, reason = None, "left out by --match or --skip"
         if matrix is None:
             skipped.append(Skipped(name, info.shape, info.dtype, reason or "not a matrix"))
-            buffers += info.size if is_buffer else 0
+            buffers += info.size if is_buffer and _holds_weights(info) else 0
         else:
             aliases = tuple(alias for alias, target in tied.items() if target == name)
             matrices.append(_replace_tied(matrix, aliases))
-    parameters = sum(i.size for n, i in tensors.items() if n not in tied and i.dtype in FLOATS) - buffers
+    parameters = sum(i.size for n, i in tensors.items() if n not in tied and _holds_weights(i)) - buffers
     analysed = sum(prod(m.shape) for m in matrices)
     return Plan(matrices, skipped, analysed / parameters if parameters else 0.0)
 
 
 def selected(name: str, match: Sequence[str], skip: Sequence[str]) -> bool:
-    """Whether a matrix of this name is asked for."""
+    """Whether any glob of `match` (all names, if there is none) and none of `skip` fits a name."""
     return (not match or any(fnmatchcase(name, glob) for glob in match)) and not any(
         fnmatchcase(name, glob) for glob in skip
     )
@@ -171,7 +171,7 @@ def require_match(names: Sequence[str], match: Sequence[str], skip: Sequence[str
     found = [name for name in names if selected(name, match, skip)]
     if names and not found:
         asked = ", ".join(repr(glob) for glob in (*match, *skip))
-        raise RequestError(f"no matrix matches {asked}; there are {', '.join(names[:8])}{', ...' if names[8:] else ''}")
+        raise RequestError(f"no matrix matches {asked}; there are {listed(names)}")
     return found
 
 
@@ -192,6 +192,11 @@ def _place(name: str) -> int:
     return 2 if HEADS.intersection(parts) else 0 if EMBEDDINGS.intersection(parts) else 1
 
 
+def _holds_weights(info: TensorInfo) -> bool:
+    """Floats of any width, and the 8-bit integers that quantised weights are; wider integers are indices."""
+    return info.dtype in (*FLOATS, "int8", "uint8") or info.dtype.startswith("float8")
+
+
 def _replace_tied(matrix: Matrix, aliases: tuple[str, ...]) -> Matrix:
     return Matrix(matrix.name, matrix.tensor, matrix.shape, matrix.dtype, matrix.role, matrix.guessed, aliases)
 
@@ -202,11 +207,11 @@ def _reason_to_skip(info: TensorInfo, load: Callable[[str], torch.Tensor]) -> tu
         return info.problem, False
     if info.size == 0:
         return "empty", False
-    if info.dtype not in FLOATS:
-        return f"{info.dtype}, not a floating-point weight", False
     kind = _buffer(info)
     if kind:
         return kind, True
+    if info.dtype not in FLOATS:
+        return f"{info.dtype}, which is not read as a weight", False
     if len(info.shape) == 0:
         return "a single number", False
     if len(info.shape) == 1:
@@ -263,6 +268,8 @@ def _role(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tuple[str, boo
 
 def _conv_role(info: TensorInfo, bias: TensorInfo | None) -> tuple[str, bool]:
     """A bias as long as one axis only tells which axis is the output; else the name may; else conv is a guess."""
+    if info.shape[1] == 1 < info.shape[0]:
+        return "conv", True  # it may be depthwise: separate filters rather than one matrix
     out_of = {info.shape[0]: "conv", info.shape[1]: "transposed conv"}
     if bias is not None and len(out_of) == 2 and bias.shape[0:1] and bias.shape[0] in out_of:
         return out_of[bias.shape[0]], False

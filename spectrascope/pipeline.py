@@ -19,13 +19,13 @@ from typing import Any, cast
 
 from .checkpoints import Checkpoint, Reference, find_checkpoints, from_state_dicts
 from .errors import CheckpointError, NothingAnalysed, RequestError, StoreDamaged, StoreError
-from .job import Job, Settings, look_up
-from .matrices import Plan, selected
+from .job import Job, LookUp, Settings, look_up
+from .matrices import Plan
 from .progress import Progress, Silent
 from .reuse import Known
 from .steps import select_steps
 from .store import Trajectory, open_for_writing, set_aside, step_path
-from .words import counted, coverage_words, human_bytes
+from .words import counted, coverage_words, human_bytes, listed
 from .workers import Pool, choose_devices, open_pool, single_threaded
 
 StateDictAtStep = tuple[int, Mapping[str, Any]]
@@ -51,7 +51,8 @@ def analyze(
 
     Parameters
     ----------
-    source : a directory, a file, several of either, or an iterable of (step, state_dict)
+    source : a directory, a file, several of either, or an iterable of (step, state_dict); each state dict is done with
+        when the next one is asked for, so that a generator may train in place
     out : the store's directory; `./NAME.spectra` by default for one path, required otherwise
     steps : which of the steps found: all, last, every:N, log:N, or a list of steps and ranges
     step_regex : finds the step in names; its group `step`, else its first group
@@ -74,7 +75,7 @@ def analyze(
         raise RequestError(f"--workers must be 1 or more, not {workers}")
     progress = progress or Silent()
     devices, device_warning = choose_devices(device)
-    settings = Settings(top_k, tuple(match), tuple(skip))
+    settings = Settings(top_k, ((tuple(match), tuple(skip)),))
     run = _Run(_store_path(source, out), settings, trust_mtime, progress)
     if device_warning:
         run.warn(device_warning)
@@ -97,7 +98,7 @@ class _Run:
     steps: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.known = Known(self.settings.top_k)
+        self.known = Known()
         self._missing = 0
         self._announced = False
 
@@ -142,7 +143,8 @@ class _Run:
                 if not job.alone:
                     job.submit(pool, self.known)
                 queue.append(job)
-            while len(queue) > (1 if job is None or not job.alone else 0):
+            ahead = 0 if reference.is_live or (job is not None and job.alone) else 1
+            while len(queue) > ahead:
                 self._finish(queue.popleft(), pool, done, total)
                 done += 1
             if job is None:
@@ -158,9 +160,7 @@ class _Run:
         if not self.steps:
             raise NothingAnalysed("nothing could be analysed", [f"{f['path']}: {f['reason']}" for f in self.failures])
         trajectory = Trajectory(self.store, self.steps)
-        trajectory.matrices = [
-            name for name in trajectory.matrices if selected(name, self.settings.match, self.settings.skip)
-        ]
+        trajectory.matrices = [name for name in trajectory.matrices if self.settings.wants(name)]
         if not trajectory.matrices:
             raise self._no_matrix(trajectory)
         trajectory.warnings[:0] = self.warnings
@@ -168,10 +168,10 @@ class _Run:
         return trajectory
 
     def _no_matrix(self, trajectory: Trajectory) -> Exception:
-        globs = (*self.settings.match, *self.settings.skip)
+        globs = [glob for match, skip in self.settings.filters for glob in (*match, *skip)]
         if globs:
             names = dict.fromkeys(one["name"] for step in self.steps for one in trajectory.info(step).skipped)
-            return RequestError(f"no matrix is left by {' '.join(globs)}; there are {', '.join(list(names)[:12])}")
+            return RequestError(f"no matrix is left by {' '.join(globs)}; there are {listed(names)}")
         return NothingAnalysed("no checkpoint holds a matrix to analyse; `spectrascope show SOURCE` says why")
 
     def _start(self, reference: Reference) -> Job | None:
@@ -181,14 +181,15 @@ class _Run:
             for warning in warnings:
                 self.warn(warning)
             checkpoint = Checkpoint(container)
+            stamp = checkpoint.stamp()
             try:
-                is_done, content = look_up(self.store, reference, checkpoint, self.settings, self.trust_mtime)
+                found = look_up(self.store, reference, checkpoint, stamp, self.settings, self.trust_mtime)
             except StoreDamaged as error:
                 aside = set_aside(step_path(self.store, reference.step))
                 self.warn(f"{error}; set aside as {aside.name} and made again")
-                is_done, content = False, None
-            if not is_done:
-                return Job(reference, checkpoint, self.settings, content)
+                found = LookUp(False, self.settings)
+            if not found.is_done:
+                return Job(reference, checkpoint, stamp, found)
             self.steps.append(reference.step)
         return None
 
@@ -231,10 +232,15 @@ class _Run:
             )
 
 
+def default_store(source: str | os.PathLike[str]) -> Path:
+    """`./NAME.spectra`, NAME being that of the directory or file."""
+    path = Path(source).resolve()
+    return Path(f"{path.name if path.is_dir() else path.stem}.spectra")
+
+
 def _store_path(source: Source, out: str | os.PathLike[str] | None) -> Path:
     if out is not None:
         return Path(out)
     if not isinstance(source, (str, os.PathLike)):
-        raise RequestError("several sources need a store: name one with -o")
-    path = Path(source).resolve()
-    return Path(f"{path.name if path.is_dir() else path.stem}.spectra")
+        raise RequestError("several sources, or state dicts, need a store: name one as `out`")
+    return default_store(source)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .decompose import Decomposition
 from .errors import StoreDamaged, StoreError
 from .matrices import Matrix
-from .store import Record, StepWriter, read_info, read_step, read_vectors, step_files
+from .store import Record, StepInfo, StepWriter, read_info, read_step, read_vectors, step_files
 
-Key = tuple[str, tuple[int, int], str, bool]
+Key = tuple[str, tuple[int, int], str, bool, int]
 
 
 class Known:
@@ -21,8 +24,7 @@ class Known:
     Safe to use from several threads: one of them computes, the others wait for it.
     """
 
-    def __init__(self, top_k: int) -> None:
-        self._top_k = top_k
+    def __init__(self) -> None:
         self._found: dict[Key, Future[Decomposition] | Callable[[], Decomposition | None]] = {}
 
     def learn(self, store: Path) -> None:
@@ -37,16 +39,19 @@ class Known:
 
     def is_in(self, writer: StepWriter, record: Record) -> None:
         """A matrix was handed to the writer of a file, and need not be kept in memory."""
-        self._found[_key(record.raw_hash, record)] = partial(_read_back, writer, record)
+        self._found[_key(record.raw_hash, record, record.vectors)] = partial(_read_back, writer, record)
 
     def is_stored(self, record: Record, path: Path) -> None:
         """A matrix is in a finished file of the store."""
-        if not record.failed and record.vectors == min(self._top_k, record.rank):
-            self._found[_key(record.raw_hash, record)] = partial(_from_store, path, record.name)
+        key = _key(record.raw_hash, record, record.vectors)
+        if record.failed:
+            self._found.pop(key, None)
+        else:
+            self._found[key] = partial(_from_store, path, record.name, record.raw_hash)
 
-    def get(self, raw_hash: str, matrix: Matrix, compute: Callable[[], Decomposition]) -> Decomposition:
-        """The decomposition of a tensor of these bytes, computed if no other is known."""
-        key = _key(raw_hash, matrix)
+    def get(self, raw_hash: str, matrix: Matrix, vectors: int, compute: Callable[[], Decomposition]) -> Decomposition:
+        """The decomposition of a tensor of these bytes with so many vectors, computed if no other is known."""
+        key = _key(raw_hash, matrix, vectors)
         mine: Future[Decomposition] = Future()
         known = self._found.setdefault(key, mine)
         if known is not mine:
@@ -57,14 +62,15 @@ class Known:
         try:
             mine.set_result(compute())
         except BaseException as error:
+            self._found.pop(key, None)  # another copy may have better luck
             mine.set_exception(error)
             raise
         return mine.result()
 
 
-def _key(raw_hash: str, matrix: Matrix | Record) -> Key:
+def _key(raw_hash: str, matrix: Matrix | Record, vectors: int) -> Key:
     """Equal for matrices whose decompositions are equal."""
-    return raw_hash, matrix.shape, matrix.dtype, matrix.role == "transposed conv"
+    return raw_hash, matrix.shape, matrix.dtype, matrix.role == "transposed conv", vectors
 
 
 def _read_back(writer: StepWriter, record: Record) -> Decomposition | None:
@@ -76,14 +82,21 @@ def _read_back(writer: StepWriter, record: Record) -> Decomposition | None:
     return Decomposition(sigma, left, right, record.reason, record.failed, record.note)
 
 
-def _from_store(path: Path, name: str) -> Decomposition | None:
-    """The decomposition that a step's file holds, None where the file is gone or damaged."""
+def _from_store(path: Path, name: str, raw_hash: str) -> Decomposition | None:
+    """The decomposition that a step's file holds, None where the file is gone, damaged, or made anew of other bytes."""
     try:
-        info, sigma = read_step(path)
+        info, sigma = _read_once(path, path.stat().st_mtime_ns)
         record = info.record(name)
-        assert record is not None
+        if record is None or record.raw_hash != raw_hash:
+            return None
         left, right = read_vectors(info, record)
-    except StoreError:
+    except (StoreError, OSError):
         return None
     start = info.offsets[name][0]
     return Decomposition(sigma[start : start + record.rank], left, right, record.reason, False, record.note)
+
+
+@lru_cache(maxsize=2)
+def _read_once(path: Path, modified: int) -> tuple[StepInfo, NDArray[np.float64]]:
+    """A file of which many matrices are wanted one after the other."""
+    return read_step(path)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .errors import RequestError
+from .words import listed
 
 
 def select_steps(available: Sequence[int], wanted: str) -> list[int]:
@@ -15,7 +16,9 @@ def select_steps(available: Sequence[int], wanted: str) -> list[int]:
 
     `all`; `last`; `every:10` (each tenth available, from the first); `log:20` (the available steps nearest to a
     geometric sequence of 20 from the first positive to the last, and step 0); or a list of steps and ranges,
-    `0,100,500-2000`. Raises RequestError for anything else, and for a single step that is not available.
+    `0,100,500-2000`.
+
+    Raises RequestError for anything else, for a step that is not available, and where nothing is selected.
     """
     steps = sorted(available)
     if not steps or wanted == "all":
@@ -26,6 +29,8 @@ def select_steps(available: Sequence[int], wanted: str) -> list[int]:
     chosen: set[int] = set()
     for item in wanted.split(","):
         chosen.update(_item(steps, item.strip(), wanted))
+    if not chosen:
+        raise RequestError(f"no step is in {wanted}; there are {listed(steps, 12)}")
     return sorted(chosen)
 
 
@@ -34,7 +39,7 @@ def _item(steps: list[int], item: str, wanted: str) -> list[int]:
         return steps[-1:]
     if item.isdecimal():
         if int(item) not in steps:
-            raise RequestError(f"there is no step {item}; there are {_summary(steps)}")
+            raise RequestError(f"there is no step {item}; there are {listed(steps, 12)}")
         return [int(item)]
     if found := re.fullmatch(r"(\d+)[-:](\d+)", item):
         return [step for step in steps if int(found[1]) <= step <= int(found[2])]
@@ -51,8 +56,3 @@ def _logarithmic(steps: list[int], count: int) -> list[int]:
     targets = np.geomspace(positive[0], positive[-1], count) if count > 1 else positive[-1:]
     nearest = {int(positive[np.argmin(abs(positive - target))]) for target in targets}
     return sorted(nearest | zero)
-
-
-def _summary(steps: list[int]) -> str:
-    text = ", ".join(map(str, steps[:12]))
-    return text if len(steps) <= 12 else f"{text}, ... {steps[-1]}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 
 def counted(count: int, one: str, many: str | None = None) -> str:
     """1 matrix, 2 matrices."""
@@ -21,3 +24,9 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def listed(items: Iterable[object], most: int = 8) -> str:
+    """a, b, c, ..."""
+    first = list(islice(items, most + 1))
+    return ", ".join(map(str, first[:most])) + (", ..." if len(first) > most else "")

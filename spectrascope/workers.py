@@ -54,7 +54,8 @@ class Pool:
 def needs_all_cores(matrix: Matrix) -> bool:
     """Whether one such matrix per core would fill half of the machine's memory: Gram, eigenvectors, workspace."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return cores() * 6 * 8 * matrix.rank**2 > memory / 2
+    # All cores of the machine, not those that this process may use: results must not depend on it.
+    return (os.cpu_count() or 1) * 6 * 8 * matrix.rank**2 > memory / 2
 
 
 def cores() -> int:

@@ -22,7 +22,8 @@ LAYERS = [
     {"reuse"},
     {"metrics", "store", "checkpoints", "architectures"},
     {"workers"},
-    {"decompose", "matrices", "copies", "steps", "progress", "words"},
+    {"decompose", "matrices", "copies", "steps", "progress"},
+    {"words"},
     {"errors"},
 ]
 TORCH = {"checkpoints", "matrices", "decompose", "workers", "landscape"}

@@ -15,9 +15,14 @@ def test_training_says_nothing() -> None:
 
 
 def test_copied_checkpoints_are_named_as_a_whole() -> None:
-    found = describe_copies({0: {"a": "3", "b": "6"}, 1: {"a": "1", "b": "4"}, 3: {"a": "3", "b": "6"}})
-    assert len(found) == 1
-    assert found[0].startswith("steps 0 and 3 hold identical weights")
+    hashes = {0: {"a": "3", "b": "6"}, 1: {"a": "1", "b": "4"}, 3: {"a": "3", "b": "6"}}
+    assert describe_copies(hashes, {0: "x", 1: "y", 3: "x"}) == [
+        "steps 0 and 3 hold identical content: they are copies of one checkpoint"
+    ]
+    # The matrices that were analysed may be equal where the rest of the files is not.
+    assert describe_copies(hashes, {0: "x", 1: "y", 3: "z"}) == [
+        "steps 0 and 3 hold identical matrices: every one that was analysed is the same"
+    ]
 
 
 def test_a_stale_tensor_is_named_with_its_steps() -> None:
@@ -35,7 +40,7 @@ def test_a_frozen_tensor_is_no_defect() -> None:
 
 def test_a_frozen_tensor_beside_copied_checkpoints() -> None:
     found = describe_copies({0: {"a": "1", "b": "1"}, 1: {"a": "1", "b": "2"}, 2: {"a": "1", "b": "1"}})
-    assert [line.split(":")[0] for line in found] == ["steps 0 and 2 hold identical weights", "a is frozen"]
+    assert [line.split(":")[0] for line in found] == ["steps 0 and 2 hold identical matrices", "a is frozen"]
 
 
 def test_tensors_that_appear_late() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ MATRICES = {
     "ill-conditioned wide": mat(np.logspace(0, -6, 50), 50, 200, dtype=np.float64),
     "hopeless": mat(np.logspace(0, -14, 40), 150, 40, dtype=np.float64),
     "edge of the Gram matrix": mat(np.logspace(0, -4.69, 60), 300, 60, dtype=np.float64),
+    "half of it small": mat(np.r_[np.ones(200), np.full(200, 2.1e-5)], 600, 400, dtype=np.float64),
     "many small": mat(np.r_[np.ones(30), np.full(60, 2.1e-5)], 400, 90, dtype=np.float64),
     "rank-deficient": mat([3.0, 2.0, 1.0], 50, 30, dtype=np.float64),
     "repeated": mat([2.0] * 20, 60, 20, dtype=np.float64),
@@ -144,16 +146,43 @@ def test_numpy_that_gives_up_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch
 
 
 def test_out_of_memory_on_the_device_falls_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.torch_backend
+
     def full(device: str) -> Backend:
         def upcast(block: torch.Tensor) -> Any:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-        return Backend("torch on cuda", torch.linalg, "cpu", upcast, torch.cat, np.asarray, np.asarray)
+        return replace(real("cpu"), name="torch on cuda", upcast=upcast)
 
     monkeypatch.setattr(module, "torch_backend", full)
     found = decompose(mat([3.0, 2.0, 1.0], 7, 5), device="cuda")
     np.testing.assert_allclose(found.singular_values, [3, 2, 1, 0, 0], atol=1e-6)
     assert found.note == "fallback used: out of memory (torch on cuda)"
+
+
+def test_a_failure_of_the_second_product_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory, or cuSOLVER, can strike anywhere."""
+    real, calls = module._long_side, iter([RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR")])
+
+    def long_side(*arguments: Any) -> Any:
+        for error in calls:
+            raise error
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "_long_side", long_side)
+    found = decompose(mat([3.0, 2.0, 1.0], 7, 5))
+    np.testing.assert_allclose(found.singular_values, [3, 2, 1, 0, 0], atol=1e-6)
+    assert "cusolver error" in str(found.note)
+
+
+def test_wide_matrices_keep_ten_digits() -> None:
+    """The error of a Gram matrix grows with its width: half of sigma just above 1e-5, 1600 columns."""
+    random = np.random.default_rng(0)
+    sigma = np.r_[np.ones(800), np.full(800, 2.1e-5)]
+    left, right = random.standard_normal((2, 1600)) / 40
+    reflect = [np.eye(1600) - 2 * np.outer(v, v) / (v @ v) for v in (left, right)]
+    found = decompose(torch.from_numpy(reflect[0] * sigma @ reflect[1]), top_k=0)
+    np.testing.assert_allclose(found.singular_values, sigma, atol=4e-11, rtol=0)
 
 
 def test_every_attempt_fails(monkeypatch: pytest.MonkeyPatch) -> None:

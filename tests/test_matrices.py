@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spectrascope.matrices import Plan, TensorInfo, model_order, plan
+from spectrascope.matrices import Plan, TensorInfo, model_order, plan, selected
 
 
 def planned(tensors: dict[str, torch.Tensor], **options: Any) -> Plan:
@@ -66,9 +66,9 @@ def test_transposed_convolutions_swap_their_axes() -> None:
         ("l.bias", torch.ones(3), "1-D"),
         ("scale", torch.tensor(1.0), "a single number"),
         ("l.weight", torch.ones(0, 4), "empty"),
-        ("ids", torch.ones(3, 3, dtype=torch.long), "int64, not a floating-point weight"),
-        ("keep", torch.ones(3, 3, dtype=torch.bool), "bool, not a floating-point weight"),
-        ("z", torch.ones(3, 3, dtype=torch.complex64), "complex64, not a floating-point weight"),
+        ("ids", torch.ones(3, 3, dtype=torch.long), "int64, which is not read as a weight"),
+        ("keep", torch.ones(3, 3, dtype=torch.bool), "bool, which is not read as a weight"),
+        ("z", torch.ones(3, 3, dtype=torch.complex64), "complex64, which is not read as a weight"),
         ("h.0.attn.bias", torch.ones(1, 1, 4, 4), "causal mask"),
         ("h.0.attn.masked_bias", torch.tensor(-1e4), "mask"),
         ("rotary.inv_freq", torch.ones(4), "rotary table"),
@@ -77,6 +77,8 @@ def test_transposed_convolutions_swap_their_axes() -> None:
         ("anything", torch.tril(torch.ones(6, 6)), "causal mask"),
         ("anything", torch.tril(torch.ones(1, 1, 6, 6)), "causal mask"),
         ("anything", torch.full((6, 6), -float("inf")).triu(1), "causal mask"),
+        ("h.0.attn.bias", torch.ones(1, 1, 4, 4, dtype=torch.uint8), "causal mask"),
+        ("w.weight", torch.ones(3, 3, dtype=torch.int8), "int8, which is not read as a weight"),
         ("cls_token", torch.ones(1, 1, 8), "3-D, and not a convolution's weight"),
     ],
 )
@@ -108,11 +110,29 @@ def test_coverage_counts_parameters_and_not_buffers() -> None:
     assert [s.reason for s in found.skipped if s.name == "b.weight"] == ["tied to a.weight, analysed once"]
 
 
+def test_quantised_weights_are_not_covered() -> None:
+    found = planned({"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4, 12, dtype=torch.int8)})
+    assert found.coverage == pytest.approx(0.25)
+
+
+def test_what_may_be_depthwise_is_a_guess() -> None:
+    assert only(torch.ones(8, 1, 3, 3), l__bias=torch.ones(8)) == ("conv", (8, 9), True)
+
+
 def test_match_and_skip() -> None:
     tensors = {name: torch.ones(2, 2) for name in ("a.weight", "b.weight", "mlp[0].weight")}
-    assert [m.name for m in planned(tensors, match=["a*", "b*"]).matrices] == ["a.weight", "b.weight"]
-    assert [m.name for m in planned(tensors, skip=["b*"]).matrices] == ["a.weight", "mlp[0].weight"]
-    assert planned(tensors, match=["a*"]).skipped[0].reason == "left out by --match or --skip"
+    assert [m.name for m in planned(tensors, wants=lambda name: selected(name, ["a*", "b*"], [])).matrices] == [
+        "a.weight",
+        "b.weight",
+    ]
+    assert [m.name for m in planned(tensors, wants=lambda name: selected(name, [], ["b*"])).matrices] == [
+        "a.weight",
+        "mlp[0].weight",
+    ]
+    assert (
+        planned(tensors, wants=lambda name: selected(name, ["a*"], [])).skipped[0].reason
+        == "left out by --match or --skip"
+    )
 
 
 def test_model_order() -> None:

@@ -80,7 +80,7 @@ def test_state_dicts_of_numpy_arrays_and_of_modules(tmp_path: Path) -> None:
 
 
 def test_a_generator_of_state_dicts_is_taken_one_at_a_time(tmp_path: Path) -> None:
-    """No more than two checkpoints are held at a time, however long the trajectory is."""
+    """Few checkpoints are held at a time, however long the trajectory is."""
     alive = 0
     most = 0
 
@@ -101,6 +101,47 @@ def test_a_generator_of_state_dicts_is_taken_one_at_a_time(tmp_path: Path) -> No
 
     assert len(spectrascope.analyze(generate(), tmp_path / "x.spectra").steps) == 10
     assert most <= 4
+
+
+def test_a_model_that_trains_in_place(tmp_path: Path) -> None:
+    """A generator may yield the live state dict of its model and go on training when it is asked for the next."""
+    model = torch.nn.Linear(3, 3, bias=False)
+
+    def train() -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        for step in range(1, 6):
+            torch.nn.init.eye_(model.weight)
+            model.weight.data.mul_(step)
+            yield step, model.state_dict()
+
+    run = spectrascope.analyze(train(), tmp_path / "x.spectra")
+    np.testing.assert_array_equal(run.singular_values("weight"), np.outer(range(1, 6), [1, 1, 1]))
+
+
+def test_reuse_follows_bytes_not_places(tmp_path: Path) -> None:
+    """Step 0 is remade of other bytes; a later step of its old bytes must not get the new spectrum."""
+    one = {"w": torch.eye(4)}
+    source = write(tmp_path / "run", [(0, one)])
+    spectrascope.analyze(source, tmp_path / "x.spectra")
+    write(source, [(0, {"w": 2 * torch.eye(4)}), (1, {"w": 5 * torch.eye(4)}), (3, one)])
+    run = spectrascope.analyze(source, tmp_path / "x.spectra")
+    np.testing.assert_array_equal(run.singular_values("w")[:, 0], [2, 5, 1])
+
+
+def test_a_file_replaced_between_hash_and_work_is_not_taken_for_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "run", [(0, {"w": torch.eye(4)})])
+    spectrascope.analyze(source, tmp_path / "x.spectra", top_k=1)
+    real = Checkpoint.content_hash
+
+    def content_hash(self: Checkpoint) -> str:
+        digest = real(self)
+        write(source, [(0, {"w": 2 * torch.eye(4)})])
+        return digest
+
+    monkeypatch.setattr(Checkpoint, "content_hash", content_hash)
+    with pytest.raises(NothingAnalysed, match="changed while it was being read"):
+        spectrascope.analyze(source, tmp_path / "x.spectra", top_k=2)
 
 
 def test_several_paths(tmp_path: Path) -> None:
@@ -172,19 +213,27 @@ def test_other_settings_are_another_result(tmp_path: Path, counted: list[Any]) -
     run = spectrascope.analyze(source, tmp_path / "x.spectra", top_k=3)
     assert len(counted) == 8
     assert run.vectors("l0.weight", 0)[0].shape == (8, 3)
+    # More vectors than are asked for are there already; nothing is computed or lost.
     run = spectrascope.analyze(source, tmp_path / "x.spectra", top_k=0)
-    assert run.vectors("l0.weight", 0)[0].shape == (8, 0)
+    assert len(counted) == 8
+    assert run.vectors("l0.weight", 0, count=2)[0].shape == (8, 2)
 
 
-def test_a_narrower_match_is_served_by_what_is_there(tmp_path: Path, counted: list[Any]) -> None:
+def test_matches_add_up_in_the_store(tmp_path: Path, counted: list[Any]) -> None:
     source = write(tmp_path / "run", trajectory(2))
-    narrow = spectrascope.analyze(source, tmp_path / "x.spectra", match=["l1*"])
-    assert (narrow.matrices, len(counted)) == (["l1.weight"], 2)
-    wide = spectrascope.analyze(source, tmp_path / "x.spectra")
-    assert (len(wide.matrices), len(counted)) == (4, 8)  # what was there is reused
-    again = spectrascope.analyze(source, tmp_path / "x.spectra", match=["l1*"])
-    assert (again.matrices, len(counted)) == (["l1.weight"], 8)
-    assert len(spectrascope.open(tmp_path / "x.spectra").matrices) == 4  # and is not narrowed
+
+    def analyze(**options: Any) -> tuple[list[str], int, int]:
+        """The matrices of the run, how many decompositions there were so far, and the matrices of the store."""
+        run = spectrascope.analyze(source, tmp_path / "x.spectra", **options)
+        return run.matrices, len(counted), len(spectrascope.open(tmp_path / "x.spectra").matrices)
+
+    assert analyze(match=["l1*"]) == (["l1.weight"], 2, 1)
+    assert analyze(match=["l2*"]) == (["l2.weight"], 4, 2)
+    assert analyze(match=["l1*"]) == (["l1.weight"], 4, 2)
+    everything = ["l0.weight", "l1.weight", "l2.weight", "l3.weight"]
+    assert analyze() == (everything, 8, 4)
+    assert analyze(match=["l1*"]) == (["l1.weight"], 8, 4)
+    assert analyze(skip=["l1*"]) == (everything[:1] + everything[2:], 8, 4)
 
 
 def test_nothing_matches(tmp_path: Path) -> None:
@@ -200,7 +249,7 @@ def test_copies_and_frozen_tensors_are_decomposed_once(tmp_path: Path, counted: 
     items.append((30, items[1][1]))
     run = spectrascope.analyze(items, tmp_path / "x.spectra")
     assert len(counted) == 10
-    assert "steps 10 and 30 hold identical weights" in run.warnings[0]
+    assert "steps 10 and 30 hold identical content" in run.warnings[0]
     assert "l0.weight is frozen" in run.warnings[1]
     np.testing.assert_array_equal(run.singular_values("l3.weight", 10), run.singular_values("l3.weight", 30))
     for one, other in zip(run.vectors("l3.weight", 10), run.vectors("l3.weight", 30), strict=True):

@@ -31,6 +31,9 @@ PYTHIA = [0, *[2**i for i in range(10)], *range(1000, 144_000, 1000)]
         ("000500.pt", 500),
         ("checkpoint-final", None),
         ("checkpoint_old", None),
+        ("steps_100", 100),
+        ("global_steps7.pt", 7),
+        ("checkpoint-99999999999999999999.pt", None),
         ("runs", None),
         ("resnet50.pt", None),
         ("model-00001-of-00002.safetensors", None),
@@ -76,7 +79,7 @@ def test_logarithmic_steps_are_available_ones() -> None:
     assert select_steps([3, 5], "log:20") == [3, 5]
 
 
-@pytest.mark.parametrize("wanted", ["log:0", "log:x", "every:", "soon", "", "5,", "-3", "7"])
+@pytest.mark.parametrize("wanted", ["log:0", "log:x", "every:", "soon", "", "5,", "-3", "7", "1-4"])
 def test_what_is_no_selection(wanted: str) -> None:
-    with pytest.raises(RequestError, match=r"--steps|there is no step 7"):
+    with pytest.raises(RequestError, match=r"--steps|there is no step 7|no step is in 1-4; there are 0, 5"):
         select_steps([0, 5], wanted)

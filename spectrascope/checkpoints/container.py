@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from ..errors import CheckpointError
 from ..matrices import TensorInfo
-
-if TYPE_CHECKING:
-    import torch
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -52,3 +51,15 @@ def require_content(path: Path) -> None:
         raise CheckpointError(path, "is empty (0 bytes)")
     if start == LFS_POINTER:
         raise CheckpointError(path, "is a Git LFS pointer, not the weights; run `git lfs pull` to fetch them")
+
+
+def describe_tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
+    """What a tensor in memory, or mapped into it, is; views of the same memory have the same `storage`."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(tensor.shape)
+    if tensor.is_meta:
+        return TensorInfo(name, shape, dtype, problem="a meta tensor: the file holds its shape, not its values")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return TensorInfo(name, shape, dtype, problem=f"stored as {str(tensor.layout).removeprefix('torch.')}")
+    view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), dtype)
+    return TensorInfo(name, shape, dtype, storage=view if tensor.numel() else None)

@@ -27,21 +27,19 @@ def is_weight_file(path: Path) -> bool:
     return format_of(path) is not None and not NOT_WEIGHTS.search(path.name) and path.is_file()
 
 
+def has_checkpoint_names(path: Path) -> bool:
+    """Whether a directory holds files under the names that the weights of one checkpoint have."""
+    names = _names(path)
+    known = {*WHOLE_FILES, *INDICES}
+    return any(name in known or (SHARD.match(name) and is_weight_file(path / name)) for name in names)
+
+
 def is_checkpoint_directory(path: Path) -> bool:
-    """Whether a directory holds the weights of one checkpoint, by the names in it."""
+    """Whether a directory holds one checkpoint: weights under such names, or one weight file of any name."""
     try:
-        names = _names(path)
+        return has_checkpoint_names(path) or sum(is_weight_file(path / name) for name in _names(path)) == 1
     except OSError:
         return False
-    weights = [name for name in names if is_weight_file(path / name)]
-    known = set(names).intersection((*WHOLE_FILES, *INDICES)) or any(SHARD.match(name) for name in weights)
-    return bool(known) or len(weights) == 1
-
-
-def complete_sets(path: Path) -> bool:
-    """Whether the directory holds weights under the names of one checkpoint, rather than a lone file of any name."""
-    names = set(_names(path))
-    return bool(names.intersection((*WHOLE_FILES, *INDICES))) or any(SHARD.match(name) for name in names)
 
 
 def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, list[str]]:

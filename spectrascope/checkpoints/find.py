@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, RequestError
 from ..matrices import natural_key
 from .container import Container
-from .directory import complete_sets, is_checkpoint_directory, is_weight_file, open_directory
+from .directory import has_checkpoint_names, is_checkpoint_directory, is_weight_file, open_directory
 from .formats import open_file
 from .memory import StateDict
-from .steps import compile_step_regex, step_in_name
+from .steps import LARGEST_STEP, compile_step_regex, step_in_name
 
 
 @dataclass(frozen=True)
 class Reference:
     """A checkpoint that has been found and not yet opened.
 
-    `open()` gives its container and a list of warnings; it raises CheckpointError.
+    `open()` gives its container and a list of warnings; it raises CheckpointError. `is_live` tells that its tensors
+    may change once the next reference is asked for, as those of a model in training do.
     """
 
     path: Path
     step: int
     open: Callable[[], tuple[Container, list[str]]]
+    is_live: bool = False
 
 
 @dataclass
@@ -54,17 +57,30 @@ def find_checkpoints(sources: Sequence[Path], step_regex: str | None = None, tru
     return found
 
 
-def from_state_dicts(items: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterable[Reference]:
-    """References to (step, state_dict) pairs, taken one at a time. Raises RequestError for steps that are none."""
+def from_state_dicts(items: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[Reference]:
+    """References to (step, state_dict) pairs, taken one at a time. Raises RequestError for what is no such pair."""
     seen: set[int] = set()
-    for step, state_dict in items:
-        if int(step) != step or step < 0:
-            raise RequestError(f"a step is a whole number from 0 on, not {step!r}")
+    for item in items:
+        step, state_dict = _pair(item)
         if step in seen:
             raise RequestError(f"two state dicts are of step {step}")
-        seen.add(int(step))
-        label = f"state dict of step {int(step)}"
-        yield Reference(Path(label), int(step), lambda s=state_dict, at=label: (StateDict(s, at), []))  # type: ignore[misc]
+        seen.add(step)
+        yield Reference(Path(f"state dict of step {step}"), step, partial(_open_state_dict, step, state_dict), True)
+
+
+def _pair(item: Any) -> tuple[int, Mapping[str, Any]]:
+    try:
+        step, state_dict = item
+        whole = int(step) == step
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"a source is paths, or pairs of a step and a state dict, not {item!r:.80}") from error
+    if not whole or not 0 <= step <= LARGEST_STEP:
+        raise RequestError(f"a step is a whole number from 0 on, not {step!r}")
+    return int(step), state_dict
+
+
+def _open_state_dict(step: int, state_dict: Mapping[str, Any]) -> tuple[Container, list[str]]:
+    return StateDict(state_dict, f"state dict of step {step}"), []
 
 
 @dataclass(frozen=True)
@@ -99,7 +115,7 @@ def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
         if path.is_dir() and path.suffix != ".spectra" and not path.name.startswith(".")
     ]
     stepped = [one for one in directories if one.open and step_in_name(one.path.name) is not None]
-    if is_checkpoint_directory(source) and not stepped and complete_sets(source):
+    if not stepped and has_checkpoint_names(source):
         return [of_directory(source)]
     return directories + [of_file(path) for path in children if is_weight_file(path)]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..matrices import TensorInfo
+from .container import describe_tensor
 from .names import find_state_dict
-from .torch_file import _describe
 
 
 class StateDict:
@@ -25,7 +25,7 @@ class StateDict:
         }
 
     def tensors(self) -> list[TensorInfo]:
-        return [_describe(name, tensor) for name, tensor in self._tensors.items()]
+        return [describe_tensor(name, tensor) for name, tensor in self._tensors.items()]
 
     def load(self, name: str) -> torch.Tensor:
         return self._tensors[name].cpu()

@@ -53,7 +53,7 @@ class NpzFile:
         with archive.open(member) as file:
             shape, _, dtype = _read_header(file)
         problem = "an array of Python objects, which is a pickle" if dtype.hasobject else None
-        return TensorInfo(member.removesuffix(".npy"), shape, str(dtype), problem=problem)
+        return TensorInfo(member.removesuffix(".npy"), shape, dtype.newbyteorder("=").name, problem=problem)
 
 
 def _read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

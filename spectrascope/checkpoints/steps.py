@@ -6,10 +6,11 @@ import re
 
 from ..errors import RequestError
 
+LARGEST_STEP = 2**63 - 1
 # In this order: a name with both an epoch and a step means the step.
 STEP_WORDS = [
     re.compile(word + r"[-_=. ]?(\d+)", re.IGNORECASE)
-    for word in ("step", "(?:checkpoint|ckpt)", "iter(?:ation)?", "epoch")
+    for word in ("steps?", "(?:checkpoint|ckpt)", "iter(?:ation)?", "epoch")
 ]
 
 
@@ -27,12 +28,16 @@ def step_in_name(name: str, pattern: re.Pattern[str] | None = None) -> int | Non
             raise RequestError(
                 f"--step-regex finds {text!r} in {name!r}, which is not a number; put it in a group (\\d+)"
             )
-        return int(text)
+        return _step(text)
     for word in STEP_WORDS:
         if numbers := word.findall(name):
-            return int(numbers[-1])
+            return _step(numbers[-1])
     stem = name.rsplit(".", 1)[0]
-    return int(stem) if stem.isdecimal() else None
+    return _step(stem) if stem.isdecimal() else None
+
+
+def _step(digits: str) -> int | None:
+    return int(digits) if int(digits) <= LARGEST_STEP else None
 
 
 def compile_step_regex(text: str | None) -> re.Pattern[str] | None:

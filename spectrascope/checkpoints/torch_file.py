@@ -14,7 +14,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..matrices import TensorInfo
-from .container import require_content
+from .container import describe_tensor, require_content
 from .names import find_state_dict, step_in
 from .pickles import globals_in
 
@@ -51,18 +51,19 @@ class TorchFile:
         self._trust_pickle = trust_pickle
         self._lock = threading.Lock()
         self._payload: Any = None
+        self._found: Mapping[str, torch.Tensor] | None = None
         self._handed_out = 0
         require_content(path)
         self._is_zip = zipfile.is_zipfile(path)
 
     def tensors(self) -> list[TensorInfo]:
         with self._lock:
-            return [_describe(name, tensor) for name, tensor in self._state_dict().items()]
+            return [describe_tensor(name, tensor) for name, tensor in self._state_dict().items()]
 
     def load(self, name: str) -> torch.Tensor:
         with self._lock:
             if self._is_zip and self._handed_out > REOPEN_AFTER:
-                self._payload = None
+                self._payload = self._found = None
             tensor = self._state_dict()[name]
             self._handed_out += tensor.nbytes
             return tensor.detach()
@@ -75,11 +76,14 @@ class TorchFile:
         return [self.path]
 
     def _state_dict(self) -> Mapping[str, torch.Tensor]:
-        return find_state_dict(self._read(), self.path)
+        payload = self._read()
+        if self._found is None:
+            self._found = find_state_dict(payload, self.path)
+        return self._found
 
     def _read(self) -> Any:
         if self._payload is None:
-            self._payload = self._load_file()
+            self._payload, self._found = self._load_file(), None
             self._handed_out = 0
         return self._payload
 
@@ -102,17 +106,6 @@ def _torch_can_map(path: Path) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _describe(name: str, tensor: torch.Tensor) -> TensorInfo:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(tensor.shape)
-    if tensor.is_meta:
-        return TensorInfo(name, shape, dtype, problem="a meta tensor: the file holds its shape, not its values")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return TensorInfo(name, shape, dtype, problem=f"stored as {str(tensor.layout).removeprefix('torch.')}")
-    view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), dtype)
-    return TensorInfo(name, shape, dtype, storage=view if tensor.numel() else None)
 
 
 def _cause(path: Path, error: Exception) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..errors import SpectrascopeError
 from ..report.formats import to_csv, to_json, to_jsonl
 from ..report.rows import Row
 from ..report.tables import Table, printable, render
@@ -84,9 +85,11 @@ class Output:
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError as error:
             # Python flushes stdout once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise SpectrascopeError(f"standard output cannot be written to ({error.strerror or error})") from error
 
 
 def failure_line(failure: Row) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from ._output import Output
 
 
 class AnalysisProgress:
-    """Keeps `spectrascope.pipeline.Progress`."""
+    """Keeps `spectrascope.progress.Progress`, and makes sure that Ctrl-C is heard.
+
+    A KeyboardInterrupt that arrives inside a destructor of a library is lost; the next update raises it again.
+    """
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -19,15 +24,25 @@ class AnalysisProgress:
         self._task: Any = None
         self._started = time.monotonic()
         self._tenths = 0
+        self._interrupted = False
+        self._handler: Any = None
         if sys.stderr.isatty() and not output.quiet:
             self._bar = _bar()
 
     def __enter__(self) -> AnalysisProgress:
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._interrupt)
         return self
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
         if self._task is not None:
             self._bar.stop()
 
@@ -41,6 +56,8 @@ class AnalysisProgress:
         self._output.fail(line)
 
     def update(self, done: float, total: int, step: int | None) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
         if self._bar is not None:
             if self._task is None:
                 self._bar.start()

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from ..errors import NothingAnalysed, RequestError
+from ..report.rows import rank_rows
+from ..words import counted
 from ._options import (
     DebugOption,
     Format,
@@ -56,14 +58,16 @@ def analyze(
     Only what is missing or has changed is computed. A run that was stopped goes on where it was.
     """
     output = Output(format, quiet)
-    source = paths_meant(sources)
-    store = out or _default_store(source)
+    if out is None and (len(sources) > 1 or "-" in sources):
+        raise RequestError("several sources, or paths on standard input, need a store: name one with -o")
     from ..pipeline import analyze as run
+    from ..pipeline import default_store
 
+    store = out or default_store(sources[0])
     with AnalysisProgress(output) as progress:
         try:
             trajectory = run(
-                source,
+                paths_meant(sources),
                 store,
                 steps=steps,
                 step_regex=step_regex,
@@ -85,9 +89,11 @@ def analyze(
             raise
     failed = sum(failure["matrix"] is None for failure in trajectory.failures)
     if failed:
-        output.say(f"{len(trajectory.steps)} of {len(trajectory.steps) + failed} checkpoints analysed")
+        output.say(f"{len(trajectory.steps)} of {counted(len(trajectory.steps) + failed, 'checkpoint')} analysed")
+    rows = rank_rows(trajectory, trajectory.steps, trajectory.matrices)
     return report_ranks(
         trajectory,
+        rows,
         trajectory.steps,
         trajectory.matrices,
         output,
@@ -95,10 +101,3 @@ def analyze(
         source=", ".join(sources),
         details=False,
     )
-
-
-def _default_store(source: list[str]) -> Path:
-    if len(source) != 1:
-        raise RequestError("several sources, or paths on standard input, need a store: name one with -o")
-    path = Path(source[0]).resolve()
-    return Path(f"{path.name if path.is_dir() else path.stem}.spectra")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -55,12 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _never_fail_to_print()
     code = _run(arguments)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    if code == 130:
-        os._exit(code)  # a worker in the middle of a large matrix cannot be interrupted
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    if any(thread.name.startswith("spectrascope") for thread in threading.enumerate()) and code != 0:
+        os._exit(code)  # after an error, a large matrix under way would hold up the exit for minutes
     sys.exit(code)
 
 
@@ -74,33 +75,33 @@ def _run(arguments: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return 130
-    except NothingAnalysed as error:
-        if debug:
-            raise
-        print_error(error.message)  # the command has named the causes
-        return error.exit_code
-    except SpectrascopeError as error:
-        if debug:
-            raise
-        print_error(str(error))
-        return error.exit_code
     except BrokenPipeError:
         return 0
     except Exception as error:
         if debug:
-            raise
-        if hasattr(error, "format_message"):  # what Typer raises for wrong usage
-            context = getattr(error, "ctx", None)
-            command = context.command_path if context is not None else "spectrascope"
-            print_error(f"{error.format_message().rstrip('.')}; see `{command} --help`")
-            return 2
-        if type(error).__name__ == "Abort":
-            return 130
-        print_error(
-            f"{type(error).__name__}: {error}. This is a fault of spectrascope; "
-            "please report it with what --debug prints"
-        )
-        return 1
+            traceback.print_exc()
+        message, code = _describe(error)
+        if message:
+            print_error(message)
+        return code
+
+
+def _describe(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    if isinstance(error, NothingAnalysed):
+        return error.message, error.exit_code  # the command has named the causes
+    if isinstance(error, SpectrascopeError):
+        return str(error), error.exit_code
+    if hasattr(error, "format_message"):  # what Typer raises for wrong usage
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "spectrascope"
+        return f"{error.format_message().rstrip('.')}; see `{command} --help`", 2
+    if type(error).__name__ == "Abort":
+        return "", 130
+    return (
+        f"{type(error).__name__}: {error}. This is a fault of spectrascope; please report it with what --debug prints",
+        1,
+    )
 
 
 def _never_fail_to_print() -> None:

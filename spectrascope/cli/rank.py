@@ -9,8 +9,10 @@ import typer
 
 from ..errors import RequestError
 from ..matrices import require_match
-from ..report.rows import RANK_COLUMNS, failures_among, rank_rows
+from ..report.figures import rank_heat_map, require_plottable
+from ..report.rows import RANK_COLUMNS, Row, failures_among, rank_rows
 from ..report.tables import rank_details, rank_summary
+from ..report.training_metrics import read_training_metrics
 from ..steps import select_steps
 from ..store import Trajectory
 from ..store import open as open_store
@@ -55,18 +57,23 @@ def rank(
     output = Output(format, quiet)
     if metrics and not plot:
         raise RequestError("--metrics are drawn above the heat map: add --plot FILE")
+    training = read_training_metrics(metrics) if metrics else None
+    if plot:
+        require_plottable(plot)
     trajectory = open_store(store)
     chosen = select_steps(trajectory.steps, steps if step is None else str(step))
     matrices = require_match(trajectory.matrices, matrix or ())
+    rows = rank_rows(trajectory, chosen, matrices)
     if plot:
-        _plot(trajectory, chosen, matrices, plot, metrics, log_steps)
+        rank_heat_map(rows, chosen, plot, training, log_steps)
         output.say(f"figure: {plot}")
     details = all or step is not None or bool(matrix)
-    return report_ranks(trajectory, chosen, matrices, output, "rank", str(store), details)
+    return report_ranks(trajectory, rows, chosen, matrices, output, "rank", str(store), details)
 
 
 def report_ranks(
     trajectory: Trajectory,
+    rows: list[Row],
     steps: list[int],
     matrices: list[str],
     output: Output,
@@ -74,8 +81,7 @@ def report_ranks(
     source: str,
     details: bool,
 ) -> int:
-    """Write the rank rows of a trajectory; gives the exit code."""
-    rows = rank_rows(trajectory, steps, matrices)
+    """Write rank rows; gives the exit code."""
     return output.rows(
         command,
         source,
@@ -87,14 +93,3 @@ def report_ranks(
         warnings=trajectory.warnings,
         failures=failures_among(trajectory, steps, matrices),
     )
-
-
-def _plot(
-    trajectory: Trajectory, steps: list[int], matrices: list[str], plot: Path, metrics: Path | None, log: bool
-) -> None:
-    from ..report.figures import rank_heat_map, require_plottable
-    from ..report.training_metrics import read_training_metrics
-
-    require_plottable(plot)
-    training = read_training_metrics(metrics) if metrics else None
-    rank_heat_map(rank_rows(trajectory, steps, matrices), steps, plot, training, log)

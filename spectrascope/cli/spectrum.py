@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from ..errors import RequestError
+from ..report.figures import require_plottable
 from ..report.rows import failures_among, spectrum_rows
 from ..report.tables import spectrum_table
 from ..steps import select_steps
 from ..store import open as open_store
+from ..words import listed
 from ._options import (
     DebugOption,
     Format,
@@ -39,15 +41,16 @@ def spectrum(
     --plot draws one line per singular value over the steps, coloured by its rank.
     """
     output = Output(format, quiet)
+    if plot:
+        require_plottable(plot)
     trajectory = open_store(store)
     chosen = select_steps(trajectory.steps, steps)
     if matrix not in trajectory.matrices:
-        raise RequestError(f"{store} has no matrix {matrix!r}; it has {', '.join(trajectory.matrices[:12])}")
+        raise RequestError(f"{store} has no matrix {matrix!r}; it has {listed(trajectory.matrices)}")
     rows = spectrum_rows(trajectory, chosen, matrix)
     if plot:
         from ..report import figures
 
-        figures.require_plottable(plot)
         figures.spectrum(rows, plot, log_steps)
         output.say(f"figure: {plot}")
     return output.rows(
@@ -56,5 +59,6 @@ def spectrum(
         rows,
         columns=["step", "matrix", "shape", "singular_values", "reason"],
         tables=lambda: [spectrum_table(rows)],
+        warnings=trajectory.warnings,
         failures=failures_among(trajectory, chosen, [matrix]),
     )

@@ -2,7 +2,8 @@
 
 Every function takes singular values along the last axis, in any order, shape (..., R), and returns shape (...).
 The trailing NaN of a spectrum that is padded to a longer one are left out. A spectrum that is NaN throughout
-(a matrix that was not decomposed) gives NaN. Nothing is added to a singular value and no input is changed.
+(a matrix that was not decomposed) gives NaN; one without a value raises ValueError. Nothing is added to a singular
+value and no input is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def spectral_entropy(singular_values: ArrayLike) -> Array:
     """
     p = _shares(_spectrum(singular_values))
     terms = p * np.log(np.where(p > 0, p, 1.0))
-    return _where_present(p, -np.nansum(terms, axis=-1))
+    return _where_present(p, 0.0 - np.nansum(terms, axis=-1))  # not -0.0 for rank one
 
 
 def effective_rank(singular_values: ArrayLike) -> Array:
@@ -80,8 +81,10 @@ def numerical_rank(singular_values: ArrayLike, shape: tuple[int, int], dtype: st
     deviation of its entries. A zero matrix has rank 0.
 
     Parameters: `shape` is (m, n); `dtype` is one of float16, bfloat16, float32, float64.
-    Raises KeyError for any other dtype.
+    Raises ValueError for any other dtype.
     """
+    if dtype not in MACHINE_EPSILON:
+        raise ValueError(f"dtype {dtype!r} is none of {', '.join(MACHINE_EPSILON)}")
     m, n = shape
     sigma = _spectrum(singular_values)
     per_norm = MACHINE_EPSILON[dtype] / np.sqrt(12.0) * (m**-0.5 + n**-0.5)

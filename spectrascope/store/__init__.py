@@ -3,9 +3,9 @@
 A store is a directory `NAME.spectra/` with one immutable file per checkpoint:
 
     step0000000500.h5
-        attributes    format, format_version, spectrascope, step, source (JSON), settings (JSON)
-        catalogue     JSON text: the matrices in model order (name, shape, dtype, role, hashes, reason, ...) and the
-                      skipped tensors. Names are data in it, never HDF5 paths
+        attributes    format, format_version, spectrascope (the version that wrote it)
+        catalogue     JSON text: step, source, settings, the matrices in model order (name, shape, dtype, role, hashes,
+                      reason, ...) and the skipped tensors. Names are data in it, never HDF5 paths
         singular_values   float64, the R values of each matrix one after the other
         left, right       float32, of each matrix k rows of m and of n numbers, one after the other
 

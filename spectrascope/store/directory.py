@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import socket
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import RequestError, StoreError
 
+TEMPORARY = re.compile(r"\.step\d+\.h5\.(?P<host>.+)\.(?P<process>\d+)\.[0-9a-f]{32}\.tmp$")
 STEP_FILE = re.compile(r"step(\d{10,})\.h5$")
 
 
@@ -21,7 +23,7 @@ def step_path(store: Path, step: int) -> Path:
 
 def temporary_path(target: Path) -> Path:
     """Where this process writes a file before it gets its name."""
-    return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
 
 
 def step_files(store: Path) -> dict[int, Path]:
@@ -43,18 +45,16 @@ def open_for_writing(store: Path) -> Iterator[None]:
         raise RequestError(f"{store} is a file; a store is a directory. Name another with -o; the file is untouched")
     try:
         store.mkdir(parents=True, exist_ok=True)
-        for path in store.glob(f".step*.{socket.gethostname()}.*.tmp"):
-            if not _is_alive(int(path.name.split(".")[-2])):
+        for path in store.iterdir():
+            found = TEMPORARY.match(path.name)
+            if found and found["host"] == socket.gethostname() and not _is_alive(int(found["process"])):
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{store}: the store cannot be made ({error.strerror or error})") from error
     try:
         yield
     finally:
-        # Ctrl-C can come before the writer of a file is there to clean up.
         with suppress(OSError):
-            for path in store.glob(f".step*.{socket.gethostname()}.{os.getpid()}.tmp"):
-                path.unlink(missing_ok=True)
             store.rmdir()  # refused where there is any file
 
 

@@ -27,9 +27,9 @@ def reading(path: Path) -> Iterator[Any]:
             yield file
     except (StoreError, RequestError):
         raise
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        if isinstance(error, PermissionError):
-            raise StoreError(f"{path}: may not be read") from error
+    except PermissionError as error:
+        raise StoreError(f"{path}: may not be read") from error
+    except Exception as error:  # altered bytes make HDF5 and JSON raise whatever they raise
         raise StoreDamaged(f"{path}: is truncated or damaged ({str(error)[:160]})") from error
 
 

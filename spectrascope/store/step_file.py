@@ -61,9 +61,11 @@ class StepInfo:
     records: list[Record]
     skipped: list[dict[str, Any]]
     coverage: float
-    offsets: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    offsets: dict[str, tuple[int, int, int]] = field(init=False, default_factory=dict)
+    sizes: tuple[int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._by_name = {record.name: record for record in self.records}
         sigma = left = right = 0
         for record in self.records:
             self.offsets[record.name] = (sigma, left, right)
@@ -74,7 +76,7 @@ class StepInfo:
 
     def record(self, matrix: str) -> Record | None:
         """The record of a matrix, None where this step has none of that name."""
-        return next((record for record in self.records if record.name == matrix), None)
+        return self._by_name.get(matrix)
 
 
 def read_info(path: Path) -> StepInfo:
@@ -117,19 +119,25 @@ class StepWriter:
         self._sigma = np.full(info.sizes[0], np.nan)
 
     def __enter__(self) -> StepWriter:
-        with writing(self._temporary):
-            self._temporary.unlink(missing_ok=True)
-            self._file = h5py.File(self._temporary, "x", locking="best-effort")
-            for name, size in zip(("left", "right"), self._info.sizes[1:], strict=True):
-                array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
-                if size:
-                    array[-1:] = 0  # takes the space now, so that its place does not depend on the order of writing
+        try:
+            with writing(self._temporary):
+                self._file = h5py.File(self._temporary, "x", locking="best-effort")
+                for name, size in zip(("left", "right"), self._info.sizes[1:], strict=True):
+                    array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
+                    if size:
+                        array[-1:] = 0  # takes the space now: its place does not depend on the order of writing
+        except BaseException:
+            self._clear()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave nothing behind but a finished file."""
+        self._clear()
+
+    def _clear(self) -> None:
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(OSError):
@@ -161,6 +169,9 @@ class StepWriter:
         """Write what is left, sync, and give the file its name."""
         info = self._info
         catalogue = {
+            "step": info.step,
+            "source": info.source,
+            "settings": info.settings,
             "matrices": [asdict(record) for record in info.records],
             "skipped": info.skipped,
             "coverage": info.coverage,
@@ -174,9 +185,6 @@ class StepWriter:
                     "format": FORMAT,
                     "format_version": FORMAT_VERSION,
                     "spectrascope": __version__,
-                    "step": info.step,
-                    "source": json.dumps(info.source),
-                    "settings": json.dumps(info.settings),
                 }
             )
             self._file.close()
@@ -206,13 +214,15 @@ def _info_version_1(file: Any, path: Path) -> StepInfo:
     ]
     info = StepInfo(
         path=path,
-        step=int(file.attrs["step"]),
-        source=json.loads(file.attrs["source"]),
-        settings=json.loads(file.attrs["settings"]),
+        step=catalogue["step"],
+        source=catalogue["source"],
+        settings=catalogue["settings"],
         records=records,
         skipped=catalogue["skipped"],
         coverage=catalogue["coverage"],
     )
+    if step_path(path.parent, info.step).name != path.name:
+        raise StoreDamaged(f"{path}: holds step {info.step}, which its name does not say")
     if info.sizes != tuple(file[name].size for name in ("singular_values", "left", "right")):
         raise StoreDamaged(f"{path}: its arrays do not have the sizes that its catalogue states")
     return info

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..copies import describe_copies
 from ..errors import RequestError, StoreDamaged
+from ..words import listed
 from .directory import step_files
 from .step_file import Record, StepInfo, read_step, read_vectors
 
@@ -37,7 +38,9 @@ class Trajectory:
             if steps is not None and step not in steps:
                 continue
             try:
-                self._info[step], self._sigma[step] = read_step(file)
+                self._info[step], sigma = read_step(file)
+                sigma.setflags(write=False)  # views of it are handed out
+                self._sigma[step] = sigma
             except StoreDamaged as error:
                 self.failures.append({"path": str(file), "step": step, "matrix": None, "reason": _after_path(error)})
         self.failures += [
@@ -53,7 +56,10 @@ class Trajectory:
             for step, info in self._info.items()
             for record in info.records
             if record.note
-        ] + describe_copies({s: {r.name: r.raw_hash for r in info.records} for s, info in self._info.items()})
+        ] + describe_copies(
+            {step: {record.name: record.raw_hash for record in info.records} for step, info in self._info.items()},
+            {step: info.source["content"] for step, info in self._info.items()},
+        )
 
     def __repr__(self) -> str:
         return f"<Trajectory {self.path}: {len(self.steps)} steps, {len(self.matrices)} matrices>"
@@ -61,7 +67,7 @@ class Trajectory:
     def info(self, step: int) -> StepInfo:
         """What the file of a step says beside its arrays. Raises RequestError for a step that is not there."""
         if step not in self._info:
-            raise RequestError(f"{self.path} has no step {step}; it has {_listed(self.steps)}")
+            raise RequestError(f"{self.path} has no step {step}; it has {listed(self.steps)}")
         return self._info[step]
 
     def singular_values(self, matrix: str, step: int | None = None) -> NDArray[np.float64]:
@@ -102,7 +108,7 @@ class Trajectory:
 
     def _require(self, matrix: str) -> None:
         if matrix not in self.matrices:
-            raise RequestError(f"{self.path} has no matrix {matrix!r}; it has {_listed(self.matrices)}")
+            raise RequestError(f"{self.path} has no matrix {matrix!r}; it has {listed(self.matrices)}")
 
     def _require_record(self, matrix: str, step: int) -> Record:
         record = self.info(step).record(matrix)
@@ -127,7 +133,3 @@ def open(store: str | os.PathLike[str], steps: Sequence[int] | None = None) -> T
 
 def _after_path(error: StoreDamaged) -> str:
     return str(error).split(": ", 1)[-1]
-
-
-def _listed(items: Sequence[Any]) -> str:
-    return ", ".join(map(str, items[:8])) + (", ..." if items[8:] else "")

@@ -99,7 +99,13 @@ def test_huge_and_tiny_float64_weights_keep_their_ranks() -> None:
         assert rank.frobenius_norm(sigma) == pytest.approx(math.sqrt(21) * scale)
 
 
-def test_no_singular_value_is_an_error() -> None:
+def test_the_entropy_of_rank_one_is_a_positive_zero() -> None:
+    assert math.copysign(1, rank.spectral_entropy([3.0, 0.0])) == 1
+
+
+def test_what_makes_no_sense_is_an_error() -> None:
+    with pytest.raises(ValueError, match="dtype 'int8' is none of float16"):
+        rank.numerical_rank([1.0], (1, 1), "int8")
     with pytest.raises(ValueError, match="at least one singular value"):
         rank.effective_rank([])
 
