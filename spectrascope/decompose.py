@@ -117,9 +117,12 @@ def decompose(matrix: torch.Tensor, top_k: int = 100, device: str = "cpu") -> De
         except GivesUp as error:
             troubles.append(_trouble("SVD of R", backend, error))
         else:
+            sigma = _descale(sigma, tall.exponent)
+            if not np.isfinite(sigma[0]):
+                return undecomposed(matrix.shape, top_k, "its singular values exceed the range of float64")
             left, right = (short, long) if tall.transposed else (long, short)
             note = f"fallback used: {'; '.join(dict.fromkeys(troubles))}" if troubles else None
-            return Decomposition(_descale(sigma, tall.exponent), _stored(left), _stored(right), note=note)
+            return Decomposition(sigma, _stored(left), _stored(right), note=note)
     return undecomposed(matrix.shape, top_k, f"not decomposed: {'; '.join(dict.fromkeys(troubles))}", failed=True)
 
 
@@ -235,7 +238,8 @@ def _long_side(tall: _Tall, sigma: NDArray[np.float64], short: NDArray[np.float6
 
 
 def _descale(sigma: NDArray[np.float64], exponent: int) -> NDArray[np.float64]:
-    return np.ldexp(sigma, exponent) if exponent else np.ascontiguousarray(sigma)
+    with np.errstate(over="ignore"):
+        return np.ldexp(sigma, exponent) if exponent else np.ascontiguousarray(sigma)
 
 
 def _stored(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -250,7 +254,7 @@ def _count_non_finite(matrix: torch.Tensor) -> str:
 
 
 def _trouble(routine: str, backend: Backend, error: BaseException) -> str:
-    if isinstance(error, MemoryError) or "out of memory" in str(error) or "not enough memory" in str(error):
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or "allocate memory" in str(error):
         return f"out of memory ({backend.name})"
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"{routine} ({backend.name}) gave up: {first_line}"

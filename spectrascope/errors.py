@@ -62,3 +62,11 @@ class StoreLocked(StoreError):
 
 class StoreDamaged(StoreError):
     """A file of the store is truncated, altered or not ours."""
+
+
+def unreadable(error: BaseException) -> str:
+    """What to say of a file that made a library raise this, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read ({error.strerror})"
+    first_line = (str(error).strip().splitlines() or [""])[0][:200]
+    return f"is damaged or cannot be read ({type(error).__name__}{': ' if first_line else ''}{first_line})"

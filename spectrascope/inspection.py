@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import Checkpoint, find_checkpoints
-from .errors import CheckpointError, NothingAnalysed
+from .errors import CheckpointError, NothingAnalysed, unreadable
 from .matrices import plan, selected
 from .steps import select_steps
 
@@ -52,8 +52,10 @@ def inspect(
             container, warnings = reference.open()
             checkpoint = Checkpoint(container)
             todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, lambda name: selected(name, match, skip))
-        except CheckpointError as error:
-            result.failures.append({"path": error.path, "step": reference.step, "matrix": None, "reason": error.reason})
+        except Exception as error:  # damaged files make the libraries that read them raise whatever they raise
+            reason = error.reason if isinstance(error, CheckpointError) else unreadable(error)
+            path = error.path if isinstance(error, CheckpointError) else str(reference.path)
+            result.failures.append({"path": path, "step": reference.step, "matrix": None, "reason": reason})
             continue
         result.warnings += [warning for warning in warnings if warning not in result.warnings]
         result.steps.append(reference.step)

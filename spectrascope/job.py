@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from .decompose import Decomposition, decompose
 from .errors import CheckpointError, RequestError
 from .matrices import Matrix, Plan, plan, selected
 from .reuse import Known
-from .store import Record, StepInfo, StepWriter, read_step, step_path
+from .store import Record, StepInfo, StepWriter, read_step, read_vectors, step_path
 from .workers import Pool, all_cores, needs_all_cores
 
 Stamp = list[tuple[str, int, int]]
@@ -112,16 +112,20 @@ class Job:
         records = {record.name: record for record in info.records}
         cost = sum(matrix.cost for matrix in self.plan.matrices) or 1.0
         spent = 0.0
+
+        def report() -> None:
+            progress(spent / cost)
+
         try:
             with StepWriter(store, info) as writer:
-                for matrix, found in self._as_they_come(pool, known):
+                for matrix, found in self._as_they_come(pool, known, report):
                     record = records[matrix.name]
                     record.raw_hash, result = found
                     record.reason, record.failed, record.note = result.reason, result.failed, result.note
                     writer.add(record, result.singular_values, result.left, result.right)
                     known.is_in(writer, record)
                     spent += matrix.cost
-                    progress(spent / cost)
+                    report()
                 info.source["content"] = self._digest.result()
                 if self._checkpoint.stamp() != self._stamp:
                     raise CheckpointError(self.reference.path, "changed while it was being read; analyse it again")
@@ -132,7 +136,8 @@ class Job:
         for record in info.records:
             known.is_stored(record, path)
 
-    def _as_they_come(self, pool: Pool, known: Known) -> Iterator[tuple[Matrix, Found]]:
+    def _as_they_come(self, pool: Pool, known: Known, waiting: Callable[[], None]) -> Iterator[tuple[Matrix, Found]]:
+        """Largest first; `waiting` is called now and then, and may raise KeyboardInterrupt."""
         for matrix in self.alone:
             with all_cores():
                 found = self._decompose(matrix, pool, known)
@@ -140,7 +145,10 @@ class Job:
         if self.alone:
             self.submit(pool, known)
         for matrix in self._largest_first[len(self.alone) :]:
-            yield matrix, self._results.pop(matrix.name).result()
+            future = self._results.pop(matrix.name)
+            while not wait([future], timeout=0.2).done:
+                waiting()
+            yield matrix, future.result()
 
     def _decompose(self, matrix: Matrix, pool: Pool, known: Known) -> Found:
         """The hash of the tensor's bytes and its decomposition."""
@@ -190,6 +198,9 @@ def look_up(
     if not path.exists():
         return LookUp(False, settings)
     info, _ = read_step(path)
+    if not trust_mtime:
+        for record in info.records:
+            read_vectors(info, record)  # raises where they were altered
     same_place = info.source["path"] == place(reference.path, stamp)
     if trust_mtime and stamp and same_place and info.source["stamp"] == [list(entry) for entry in stamp]:
         content = str(info.source["content"])

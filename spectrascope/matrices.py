@@ -146,13 +146,13 @@ def plan(
             continue
         reason, is_buffer = _reason_to_skip(info, load)
         matrix = None if reason else _matrix(info, tensors)
-        if matrix is not None and not wants(matrix.name):
+        aliases = tuple(alias for alias, target in tied.items() if target == name)
+        if matrix is not None and not any(map(wants, (matrix.name, *aliases))):
             matrix, reason = None, "left out by --match or --skip"
         if matrix is None:
             skipped.append(Skipped(name, info.shape, info.dtype, reason or "not a matrix"))
             buffers += info.size if is_buffer and _holds_weights(info) else 0
         else:
-            aliases = tuple(alias for alias, target in tied.items() if target == name)
             matrices.append(_replace_tied(matrix, aliases))
     parameters = sum(i.size for n, i in tensors.items() if n not in tied and _holds_weights(i)) - buffers
     analysed = sum(prod(m.shape) for m in matrices)

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from .checkpoints import Checkpoint, Reference, find_checkpoints, from_state_dicts
-from .errors import CheckpointError, NothingAnalysed, RequestError, StoreDamaged, StoreError
+from .errors import (
+    CheckpointError,
+    NothingAnalysed,
+    RequestError,
+    SpectrascopeError,
+    StoreDamaged,
+    StoreError,
+    unreadable,
+)
 from .job import Job, LookUp, Settings, look_up
 from .matrices import Plan
 from .progress import Progress, Silent
@@ -160,7 +168,13 @@ class _Run:
         if not self.steps:
             raise NothingAnalysed("nothing could be analysed", [f"{f['path']}: {f['reason']}" for f in self.failures])
         trajectory = Trajectory(self.store, self.steps)
-        trajectory.matrices = [name for name in trajectory.matrices if self.settings.wants(name)]
+        wanted = {
+            record.name
+            for step in self.steps
+            for record in trajectory.info(step).records
+            if any(map(self.settings.wants, (record.name, *record.tied)))
+        }
+        trajectory.matrices = [name for name in trajectory.matrices if name in wanted]
         if not trajectory.matrices:
             raise self._no_matrix(trajectory)
         trajectory.warnings[:0] = self.warnings
@@ -206,8 +220,12 @@ class _Run:
             yield
         except CheckpointError as error:
             self.fail(error.path, reference.step, error.reason)
+        except SpectrascopeError:
+            raise
         except MemoryError:
             self.fail(reference.path, reference.step, "does not fit into memory")
+        except Exception as error:  # damaged files make the libraries that read them raise whatever they raise
+            self.fail(reference.path, reference.step, unreadable(error))
 
     def _announce(self, todo: Plan) -> None:
         """Say, once, what there is to do, and stop where the disk cannot hold it. Raises StoreError."""

@@ -10,6 +10,8 @@ import numpy as np
 from .errors import RequestError
 from .words import listed
 
+MOST_TARGETS = 10_000  # closer together than the steps of any trajectory
+
 
 def select_steps(available: Sequence[int], wanted: str) -> list[int]:
     """The steps that `wanted` selects from those available, in order.
@@ -24,7 +26,7 @@ def select_steps(available: Sequence[int], wanted: str) -> list[int]:
     if not steps or wanted == "all":
         return steps
     kind, colon, number = wanted.partition(":")
-    if colon and kind in ("every", "log") and number.isdecimal() and int(number) > 0:
+    if colon and kind in ("every", "log") and re.fullmatch(r"0*[1-9]\d{0,17}", number):
         return steps[:: int(number)] if kind == "every" else _logarithmic(steps, int(number))
     chosen: set[int] = set()
     for item in wanted.split(","):
@@ -37,11 +39,11 @@ def select_steps(available: Sequence[int], wanted: str) -> list[int]:
 def _item(steps: list[int], item: str, wanted: str) -> list[int]:
     if item == "last":
         return steps[-1:]
-    if item.isdecimal():
+    if re.fullmatch(r"\d{1,19}", item):
         if int(item) not in steps:
             raise RequestError(f"there is no step {item}; there are {listed(steps, 12)}")
         return [int(item)]
-    if found := re.fullmatch(r"(\d+)[-:](\d+)", item):
+    if found := re.fullmatch(r"(\d{1,19})[-:](\d{1,19})", item):
         return [step for step in steps if int(found[1]) <= step <= int(found[2])]
     raise RequestError(
         f"--steps {wanted!r} is none of: all, last, every:N, log:N, or steps and ranges such as 0,100,500-2000"
@@ -53,6 +55,7 @@ def _logarithmic(steps: list[int], count: int) -> list[int]:
     zero = {step for step in steps if step == 0}
     if positive.size == 0:
         return sorted(zero)
+    count = min(count, MOST_TARGETS)
     targets = np.geomspace(positive[0], positive[-1], count) if count > 1 else positive[-1:]
     nearest = {int(positive[np.argmin(abs(positive - target))]) for target in targets}
     return sorted(nearest | zero)

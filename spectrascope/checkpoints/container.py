@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +12,8 @@ import torch
 from ..errors import CheckpointError
 from ..matrices import TensorInfo
 
+# A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
+REOPEN_AFTER = 64 * 2**20
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -43,6 +47,8 @@ class Container(Protocol):
 def require_content(path: Path) -> None:
     """Refuse what is no weight file of any format. Raises CheckpointError."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(path, "is not a regular file")
         with path.open("rb") as file:
             start = file.read(len(LFS_POINTER))
     except OSError as error:
@@ -63,3 +69,8 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
         return TensorInfo(name, shape, dtype, problem=f"stored as {str(tensor.layout).removeprefix('torch.')}")
     view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), dtype)
     return TensorInfo(name, shape, dtype, storage=view if tensor.numel() else None)
+
+
+def describe_left_out(left_out: Mapping[str, str]) -> list[TensorInfo]:
+    """Entries of a file that are no tensors of its model, so that they are listed as skipped."""
+    return [TensorInfo(key, (), "-", problem=reason) for key, reason in left_out.items()]

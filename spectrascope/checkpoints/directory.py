@@ -14,7 +14,10 @@ from .formats import format_of, open_file
 from .sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
 
 # What trainers leave beside the weights.
-NOT_WEIGHTS = re.compile(r"optim|sched|rng_state|random_states|training_args|scaler|trainer_state", re.IGNORECASE)
+NOT_WEIGHTS = re.compile(
+    r"(?:optimizer|optim|optim_states|lr_scheduler|scheduler|scaler|rng_state|random_states|training_args)(?:_\d+)*\.",
+    re.IGNORECASE,
+)
 # The names that a model's weights have inside a checkpoint directory, best first.
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -24,7 +27,8 @@ Opener = Callable[[], Container]
 
 def is_weight_file(path: Path) -> bool:
     """Whether a file may be a checkpoint, by its name."""
-    return format_of(path) is not None and not NOT_WEIGHTS.search(path.name) and path.is_file()
+    name = path.name
+    return format_of(path) is not None and not name.startswith(".") and not NOT_WEIGHTS.match(name) and path.is_file()
 
 
 def has_checkpoint_names(path: Path) -> bool:
@@ -94,7 +98,9 @@ def _sets(path: Path, names: list[str], indices: list[Path], opener: Callable[[P
 def _lone_file(path: Path, names: list[str], opener: Callable[[Path], Container]) -> dict[str, Opener]:
     weights = [name for name in names if is_weight_file(path / name)]
     if len(weights) != 1:
-        listed = ", ".join(weights) or "none"
+        if not weights:
+            raise CheckpointError(path, "holds no weights of a format that is read here")
+        listed = ", ".join(weights)
         raise CheckpointError(path, f"which file holds the weights is not clear ({listed}); name one of them")
     if found := SHARD.match(weights[0]):
         raise CheckpointError(path, f"{weights[0]} is one of {int(found['count'])} shards; the others are not there")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, RequestError
+from ..errors import RequestError
 from ..matrices import natural_key
 from .container import Container
 from .directory import has_checkpoint_names, is_checkpoint_directory, is_weight_file, open_directory
@@ -110,7 +110,9 @@ def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
     except OSError as error:
         raise RequestError(f"{source}: cannot be read ({error.strerror})") from error
     directories = [
-        of_directory(path) if is_checkpoint_directory(path) else _Candidate(path, None)
+        of_directory(path)
+        if is_checkpoint_directory(path) or step_in_name(path.name) is not None
+        else _Candidate(path, None)
         for path in children
         if path.is_dir() and path.suffix != ".spectra" and not path.name.startswith(".")
     ]
@@ -157,7 +159,7 @@ def _step_in_content(candidate: _Candidate) -> int | None:
     try:
         assert candidate.open is not None
         return candidate.open()[0].step()
-    except CheckpointError:
+    except Exception:
         return None  # reported when the checkpoint is analysed
 
 
@@ -191,7 +193,14 @@ def _nothing_in(sources: Sequence[Path]) -> str:
         for source in sources
         if source.is_dir()
         for child in sorted(source.iterdir())
-        if child.is_dir() and any(is_weight_file(path) or is_checkpoint_directory(path) for path in child.iterdir())
+        if _holds_checkpoints(child)
     ]
     hint = f"; did you mean {inside[0]}?" if inside else ""
     return f"{where}: no checkpoints here (.safetensors, .pt, .pth, .bin, .ckpt, .npz){hint}"
+
+
+def _holds_checkpoints(path: Path) -> bool:
+    try:
+        return path.is_dir() and any(is_weight_file(one) or is_checkpoint_directory(one) for one in path.iterdir())
+    except OSError:
+        return False

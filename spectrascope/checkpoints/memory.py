@@ -6,26 +6,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..errors import CheckpointError
 from ..matrices import TensorInfo
-from .container import describe_tensor
+from .container import describe_left_out, describe_tensor
 from .names import find_state_dict
 
 
 class StateDict:
-    """A mapping of names to tensors or NumPy arrays, in the model's order."""
+    """A mapping of names to tensors or NumPy arrays, in the model's order.
+
+    Raises CheckpointError for what is no such mapping, or an array of a type that torch does not know.
+    """
 
     ordered = True
 
     def __init__(self, state_dict: Mapping[str, Any], label: str) -> None:
         self.path = Path(label)
-        self._tensors = {
-            name: torch.as_tensor(value).detach() for name, value in find_state_dict(state_dict, label).items()
-        }
+        found, self._left_out = find_state_dict(state_dict, label)
+        self._tensors = {name: self._tensor(name, value) for name, value in found.items()}
 
     def tensors(self) -> list[TensorInfo]:
-        return [describe_tensor(name, tensor) for name, tensor in self._tensors.items()]
+        found = [describe_tensor(name, tensor) for name, tensor in self._tensors.items()]
+        return found + describe_left_out({key: why for key, why in self._left_out.items() if key not in self._tensors})
 
     def load(self, name: str) -> torch.Tensor:
         return self._tensors[name].cpu()
@@ -35,3 +40,11 @@ class StateDict:
 
     def files(self) -> list[Path]:
         return []
+
+    def _tensor(self, name: str, value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value.detach()
+        try:
+            return torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
+        except TypeError as error:
+            raise CheckpointError(self.path, f"{name} is an array of {value.dtype}, which is no weight") from error

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from ..errors import CheckpointError
+from ..words import listed
+from .steps import LARGEST_STEP
 
 # Names that only a wrapper gives: torch.compile, FSDP, activation checkpointing.
 WRAPPERS = frozenset(["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
@@ -59,22 +61,22 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def find_state_dict(payload: Any, path: str | PathLike[str]) -> dict[str, Any]:
-    """The tensors of the model in what a checkpoint file holds.
+def find_state_dict(payload: Any, path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors of the model in what a checkpoint file holds, and what else there is: its key -> why it is left out.
 
     A dict under one of the usual keys (`state_dict`, `model`, ...) is the model; else the tensors of `payload`
     itself and of the dicts in it are, less those of optimizers, schedulers and averages. A lone dict inside gives
-    no prefix to its names, several give their keys.
+    no prefix to its names, several give their keys. Plain values, such as an epoch, are not mentioned.
 
     Raises CheckpointError where there is no tensor.
     """
     if not isinstance(payload, Mapping):
         raise CheckpointError(path, f"holds a {type(payload).__name__}, not a state dict; save model.state_dict()")
-    found = _tensors_of(payload)
+    left_out: dict[str, str] = {}
+    found = _tensors_of(payload, left_out)
     if not found:
-        keys = ", ".join(map(str, list(payload)[:6])) or "none"
-        raise CheckpointError(path, f"holds no tensors of a model (its keys: {keys})")
-    return found
+        raise CheckpointError(path, f"holds no tensors of a model (its keys: {listed(payload, 6) or 'none'})")
+    return found, left_out
 
 
 def step_in(payload: Any) -> int | None:
@@ -85,25 +87,48 @@ def step_in(payload: Any) -> int | None:
         value = payload.get(key)
         if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
             value = value.item()
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
+        if (step := as_step(value)) is not None:
+            return step
     return None
 
 
-def _tensors_of(payload: Mapping[Any, Any]) -> dict[str, Any]:
+def as_step(value: Any) -> int | None:
+    """A value as a step, None where it is none: a whole number from 0 to 2^63 - 1."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_STEP:
+        return value
+    return None
+
+
+def _tensors_of(payload: Mapping[Any, Any], left_out: dict[str, str], prefix: str = "") -> dict[str, Any]:
     for key in MODEL_KEYS:
-        if isinstance(payload.get(key), Mapping) and (found := _tensors_of(payload[key])):
+        if isinstance(payload.get(key), Mapping) and (found := _tensors_of(payload[key], left_out, f"{prefix}{key}.")):
+            others = {name: value for name, value in payload.items() if name != key}
+            left_out |= dict.fromkeys(_with_tensors(others, prefix), f"beside the model, which is under {prefix}{key}")
             return found
-    inner = {
-        key: found
-        for key, value in payload.items()
-        if isinstance(key, str) and isinstance(value, Mapping) and not NOT_THE_MODEL.search(key)
-        if (found := _tensors_of(value))
-    }
+    inner: dict[str, dict[str, Any]] = {}
+    for key, value in payload.items():
+        is_inner = isinstance(key, str) and isinstance(value, Mapping) and not NOT_THE_MODEL.search(key)
+        if is_inner and (found := _tensors_of(value, left_out, f"{prefix}{key}.")):
+            inner[key] = found
     mine = {key: value for key, value in payload.items() if _is_of_the_model(key, value, beside_models=bool(inner))}
+    others = {key: value for key, value in payload.items() if key not in mine and key not in inner}
+    left_out |= dict.fromkeys(_with_tensors(others, prefix), "not of the model: training state, or under no name")
     if not mine and len(inner) == 1:
         return next(iter(inner.values()))
     return mine | {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}
+
+
+def _with_tensors(payload: Mapping[Any, Any], prefix: str) -> list[str]:
+    """The keys under which there is a tensor, however deep."""
+    return [f"{prefix}{key}" for key, value in payload.items() if _holds_tensor(value)]
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensor, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0
 
 
 def _is_of_the_model(key: Any, value: Any, beside_models: bool) -> bool:

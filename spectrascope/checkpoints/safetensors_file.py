@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 from ..matrices import TensorInfo
+from . import container
 from .container import require_content
 
 DTYPES = {
@@ -34,19 +36,25 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._handed_out = 0
         require_content(path)
 
     def tensors(self) -> list[TensorInfo]:
-        with self._open() as file:
+        with self._lock:
+            file = self._open()
             return [self._describe(file, name) for name in file.keys()]  # noqa: SIM118 (not a mapping)
 
     def load(self, name: str) -> torch.Tensor:
-        # Opened anew for each tensor: an open mapping keeps every page that was touched in memory.
-        try:
-            with self._open() as file:
-                tensor: torch.Tensor = file.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(self.path, f"{name} cannot be read ({error})") from error
+        with self._lock:
+            try:
+                tensor: torch.Tensor = self._open().get_tensor(name)
+            except SafetensorError as error:
+                raise CheckpointError(self.path, f"{name} cannot be read ({error})") from error
+            self._handed_out += tensor.nbytes
+            if self._handed_out > container.REOPEN_AFTER:
+                self._file = None
         return tensor
 
     def step(self) -> int | None:
@@ -56,10 +64,13 @@ class SafetensorsFile:
         return [self.path]
 
     def _open(self) -> Any:
-        try:
-            return safe_open(self.path, framework="pt", device="cpu")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(self.path, _cause(self.path, error)) from error
+        if self._file is None:
+            try:
+                self._file = safe_open(self.path, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(self.path, _cause(self.path, error)) from error
+            self._handed_out = 0
+        return self._file
 
     @staticmethod
     def _describe(file: Any, name: str) -> TensorInfo:

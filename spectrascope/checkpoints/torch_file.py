@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ import torch
 
 from ..errors import CheckpointError
 from ..matrices import TensorInfo
-from .container import describe_tensor, require_content
+from . import container
+from .container import describe_left_out, describe_tensor, require_content
 from .names import find_state_dict, step_in
 from .pickles import globals_in
 
-# A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
-REOPEN_AFTER = 64 * 2**20
 # What every file of torch.save asks for.
 HARMLESS = re.compile(r"torch\.\w+$|torch\._utils\.|torch\.storage\.|collections\.OrderedDict$|numpy\.(_?core\.|dtype)")
 
@@ -51,20 +49,22 @@ class TorchFile:
         self._trust_pickle = trust_pickle
         self._lock = threading.Lock()
         self._payload: Any = None
-        self._found: Mapping[str, torch.Tensor] | None = None
+        self._found: tuple[dict[str, torch.Tensor], dict[str, str]] | None = None
         self._handed_out = 0
         require_content(path)
-        self._is_zip = zipfile.is_zipfile(path)
+        self._is_zip = _is_zip(path)
 
     def tensors(self) -> list[TensorInfo]:
         with self._lock:
-            return [describe_tensor(name, tensor) for name, tensor in self._state_dict().items()]
+            tensors, left_out = self._state_dict()
+            found = [describe_tensor(name, tensor) for name, tensor in tensors.items()]
+            return found + describe_left_out({key: why for key, why in left_out.items() if key not in tensors})
 
     def load(self, name: str) -> torch.Tensor:
         with self._lock:
-            if self._is_zip and self._handed_out > REOPEN_AFTER:
+            if self._is_zip and self._handed_out > container.REOPEN_AFTER:
                 self._payload = self._found = None
-            tensor = self._state_dict()[name]
+            tensor = self._state_dict()[0][name]
             self._handed_out += tensor.nbytes
             return tensor.detach()
 
@@ -75,7 +75,7 @@ class TorchFile:
     def files(self) -> list[Path]:
         return [self.path]
 
-    def _state_dict(self) -> Mapping[str, torch.Tensor]:
+    def _state_dict(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         payload = self._read()
         if self._found is None:
             self._found = find_state_dict(payload, self.path)
@@ -99,6 +99,13 @@ class TorchFile:
             raise CheckpointError(self.path, _cause(self.path, error)) from error
 
 
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except Exception:  # a damaged directory of the archive; torch.load will say so
+        return False
+
+
 def _torch_can_map(path: Path) -> bool:
     """torch maps files by names in UTF-8, which some names under another locale are not."""
     try:
@@ -117,5 +124,5 @@ def _cause(path: Path, error: Exception) -> str:
             "could run any code. If you trust whoever made the file, --trust-pickle loads it all the same"
         )
     text = re.split(r"WeightsUnpickler error:\s*", str(error))[-1].strip()
-    first_line = text.splitlines()[0] if text else type(error).__name__
+    first_line = text.splitlines()[0] if text and not isinstance(error, KeyError) else type(error).__name__
     return f"is truncated, damaged or not written by torch.save ({first_line[:200]})"

@@ -62,6 +62,8 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback o
 
 def paths_meant(arguments: list[str]) -> list[str]:
     """The paths that are meant: `-` stands for one path a line on standard input. Raises RequestError."""
+    if "" in arguments:
+        raise RequestError("an empty path; is a variable unset?")
     if "-" not in arguments:
         return arguments
     listed = [line.rstrip("\r\n") for line in sys.stdin]

@@ -13,9 +13,10 @@ from ._output import Output
 
 
 class AnalysisProgress:
-    """Keeps `spectrascope.progress.Progress`, and makes sure that Ctrl-C is heard.
+    """Keeps `spectrascope.progress.Progress`, and hears Ctrl-C.
 
-    A KeyboardInterrupt that arrives inside a destructor of a library is lost; the next update raises it again.
+    A KeyboardInterrupt at any instant may fall into a destructor of a library and be lost there. So the first Ctrl-C
+    is only noted, and raised by the next update; a second one is raised at once.
     """
 
     def __init__(self, output: Output) -> None:
@@ -35,8 +36,9 @@ class AnalysisProgress:
         return self
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
         self._interrupted = True
-        raise KeyboardInterrupt
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

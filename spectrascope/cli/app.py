@@ -55,6 +55,7 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit. Nothing that a user can cause shows a traceback, unless --debug asks for it."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    _open_closed_streams()
     _never_fail_to_print()
     code = _run(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -92,6 +93,8 @@ def _describe(error: Exception) -> tuple[str, int]:
         return error.message, error.exit_code  # the command has named the causes
     if isinstance(error, SpectrascopeError):
         return str(error), error.exit_code
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror, 1
     if hasattr(error, "format_message"):  # what Typer raises for wrong usage
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "spectrascope"
@@ -102,6 +105,17 @@ def _describe(error: Exception) -> tuple[str, int]:
         f"{type(error).__name__}: {error}. This is a fault of spectrascope; please report it with what --debug prints",
         1,
     )
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed reads and writes nothing, and no other file takes its number."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.fstat(descriptor)
+                continue
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 def _never_fail_to_print() -> None:

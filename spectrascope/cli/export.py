@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ..errors import RequestError
+from ..report.files import require_writable, write_whole
 from ..report.formats import to_csv, to_json
 from ..report.rows import Row, spectrum_rows
 from ..store import Trajectory, write_plain
-from ..store import open as open_store
 from ..words import counted
 from ._options import DebugOption, QuietOption, StoreArgument
 from ._output import Output, failure_line
+from ._store import open_with_steps
 
 
 def export(
@@ -29,12 +29,9 @@ def export(
     line per singular value, JSON a row per step and matrix.
     """
     output = Output(quiet=quiet)
-    if to.suffix not in WRITERS:
-        raise RequestError(f"--to {to}: the suffix names the format, one of {', '.join(WRITERS)}")
-    if to.is_dir() or not to.resolve().parent.is_dir():
-        raise RequestError(f"--to {to}: not a place where a file can be written")
-    trajectory = open_store(store)
-    WRITERS[to.suffix](trajectory, to)
+    require_writable("--to", to, tuple(WRITERS))
+    trajectory = open_with_steps(store, output)
+    write_whole(to, lambda path: WRITERS[to.suffix.lower()](trajectory, path))
     for failure in trajectory.failures:
         output.fail(failure_line(failure))
     matrices = counted(len(trajectory.matrices), "matrix", "matrices")
@@ -48,23 +45,17 @@ def _write_csv(trajectory: Trajectory, path: Path) -> None:
         for row in _rows(trajectory)
         for index, value in enumerate(row["singular_values"] or [], start=1)
     ]
-    _write_text(path, to_csv(rows, ["step", "matrix", "index", "singular_value"]))
+    text = to_csv(rows, ["step", "matrix", "index", "singular_value"])
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _write_json(trajectory: Trajectory, path: Path) -> None:
     text = to_json("export", str(trajectory.path), _rows(trajectory), trajectory.warnings, trajectory.failures)
-    _write_text(path, text)
+    path.write_text(text, encoding="utf-8")
 
 
 def _rows(trajectory: Trajectory) -> list[Row]:
     return [row for matrix in trajectory.matrices for row in spectrum_rows(trajectory, trajectory.steps, matrix)]
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"--to {path}: cannot be written ({error.strerror})") from error
 
 
 WRITERS = {".h5": write_plain, ".hdf5": write_plain, ".csv": _write_csv, ".json": _write_json}

@@ -10,12 +10,11 @@ import typer
 from ..errors import RequestError
 from ..matrices import require_match
 from ..report.figures import rank_heat_map, require_plottable
-from ..report.rows import RANK_COLUMNS, Row, failures_among, rank_rows
+from ..report.rows import RANK_COLUMNS, Row, failures_among, rank_rows, require_rows
 from ..report.tables import rank_details, rank_summary
 from ..report.training_metrics import read_training_metrics
 from ..steps import select_steps
 from ..store import Trajectory
-from ..store import open as open_store
 from ._options import (
     DebugOption,
     Format,
@@ -28,6 +27,7 @@ from ._options import (
     StoreArgument,
 )
 from ._output import Output
+from ._store import open_with_steps
 
 
 def rank(
@@ -60,10 +60,10 @@ def rank(
     training = read_training_metrics(metrics) if metrics else None
     if plot:
         require_plottable(plot)
-    trajectory = open_store(store)
+    trajectory = open_with_steps(store, output)
     chosen = select_steps(trajectory.steps, steps if step is None else str(step))
     matrices = require_match(trajectory.matrices, matrix or ())
-    rows = rank_rows(trajectory, chosen, matrices)
+    rows = require_rows(rank_rows(trajectory, chosen, matrices), matrices)
     if plot:
         rank_heat_map(rows, chosen, plot, training, log_steps)
         output.say(f"figure: {plot}")

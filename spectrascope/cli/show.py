@@ -37,7 +37,7 @@ def show(
 ) -> int:
     """List the matrices that would be analysed, the tensors that are skipped and why, and the share covered.
 
-    Only headers are read.
+    Headers are read, and square tables that may be masks, but nothing is decomposed.
     """
     output = Output(format, quiet)
     paths = [Path(path) for path in paths_meant(sources)]

@@ -8,10 +8,9 @@ import typer
 
 from ..errors import RequestError
 from ..report.figures import require_plottable
-from ..report.rows import failures_among, spectrum_rows
+from ..report.rows import failures_among, require_rows, spectrum_rows
 from ..report.tables import spectrum_table
 from ..steps import select_steps
-from ..store import open as open_store
 from ..words import listed
 from ._options import (
     DebugOption,
@@ -24,6 +23,7 @@ from ._options import (
     StoreArgument,
 )
 from ._output import Output
+from ._store import open_with_steps
 
 
 def spectrum(
@@ -43,11 +43,11 @@ def spectrum(
     output = Output(format, quiet)
     if plot:
         require_plottable(plot)
-    trajectory = open_store(store)
+    trajectory = open_with_steps(store, output)
     chosen = select_steps(trajectory.steps, steps)
     if matrix not in trajectory.matrices:
         raise RequestError(f"{store} has no matrix {matrix!r}; it has {listed(trajectory.matrices)}")
-    rows = spectrum_rows(trajectory, chosen, matrix)
+    rows = require_rows(spectrum_rows(trajectory, chosen, matrix), [matrix])
     if plot:
         from ..report import figures
 

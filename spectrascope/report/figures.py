@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RequestError
+from .files import require_writable, write_whole
 from .rows import Row
 from .tables import printable
 from .training_metrics import TrainingMetrics
 
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif", ".tiff")
 MOST_LABELS = 60
+MOST_PANELS = 6  # of training metrics; further columns are left to other tools
+MOST_LINES = 10
 
 
 def require_plottable(path: Path) -> None:
     """Raises RequestError, before any work, for a figure that could not be written."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise RequestError(f"--plot {path}: the suffix names the format, one of {', '.join(SUFFIXES)}")
-    if not path.resolve().parent.is_dir():
-        raise RequestError(f"--plot {path}: there is no directory {path.parent}")
+    require_writable("--plot", path, SUFFIXES)
 
 
 def rank_heat_map(
@@ -79,36 +78,19 @@ def spectrum(rows: Sequence[Row], path: Path, log: bool = False) -> None:
 
 
 def _figure(width: float, heights: list[float]) -> tuple[Any, list[Any]]:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        len(heights),
-        1,
-        figsize=(width, sum(heights) + 0.4),
-        height_ratios=heights,
-        sharex=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure(figsize=(width, sum(heights) + 0.4), layout="constrained")
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True, squeeze=False)
     return figure, list(axes[:, 0])
 
 
 def _finish(figure: Any, axes: list[Any], steps: Sequence[int], path: Path, log: bool) -> None:
-    from matplotlib import pyplot
-
     if log:
         positive = [step for step in steps if step > 0]
         axes[-1].set_xscale("symlog", linthresh=min(positive, default=1))
     axes[-1].set_xlabel("training step")
-    try:
-        figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise RequestError(f"--plot {path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        pyplot.close(figure)
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
 
 
 def _draw_heat_map(
@@ -130,12 +112,12 @@ def _draw_heat_map(
 
 
 def _draw_metrics(axis: Any, metrics: TrainingMetrics, names: list[str]) -> None:
-    for name in names:
-        axis.plot(metrics.steps, metrics.columns[name], label=name.replace("_", " "), linewidth=1.2)
+    for name in names[:MOST_LINES]:
+        axis.plot(metrics.steps, metrics.columns[name], label=_label(name.replace("_", " ")), linewidth=1.2)
     positive = [value for name in names for value in metrics.columns[name] if value > 0]
     if positive and max(positive) > 100 * min(positive) and len(names) and _kind(names[0]) == "loss":
         axis.set_yscale("log")
-    axis.set_ylabel(_kind(names[0]))
+    axis.set_ylabel(_label(_kind(names[0])))
     axis.legend(fontsize=8, frameon=False)
 
 
@@ -144,7 +126,7 @@ def _metric_groups(metrics: TrainingMetrics) -> list[list[str]]:
     groups: dict[str, list[str]] = {}
     for name in metrics.columns:
         groups.setdefault(_kind(name), []).append(name)
-    return list(groups.values())
+    return list(groups.values())[:MOST_PANELS]
 
 
 def _kind(name: str) -> str:

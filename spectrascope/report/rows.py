@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ..errors import RequestError
 from ..metrics import rank
 from ..store import Record, Trajectory
+from ..words import listed
 
 Row = dict[str, Any]
 
@@ -48,6 +51,13 @@ def rank_rows(trajectory: Trajectory, steps: list[int], matrices: list[str]) -> 
                     "reason": reason,
                 }
     return [rows[step, matrix] for step in steps for matrix in matrices if (step, matrix) in rows]
+
+
+def require_rows(rows: list[Row], matrices: Sequence[str]) -> list[Row]:
+    """Raises RequestError where none of the matrices is at any of the steps that were asked for."""
+    if not rows:
+        raise RequestError(f"at the steps asked for there is no {listed(matrices)}")
+    return rows
 
 
 def spectrum_rows(trajectory: Trajectory, steps: list[int], matrix: str) -> list[Row]:

@@ -30,7 +30,7 @@ def step_files(store: Path) -> dict[int, Path]:
     """The finished files of a store by step, in order."""
     if not store.is_dir():
         return {}
-    found = {int(m[1]): path for path in store.iterdir() if (m := STEP_FILE.match(path.name))}
+    found = {int(m[1]): path for path in store.iterdir() if (m := STEP_FILE.match(path.name)) and path.is_file()}
     return dict(sorted(found.items()))
 
 
@@ -43,6 +43,7 @@ def open_for_writing(store: Path) -> Iterator[None]:
     """
     if store.exists() and not store.is_dir():
         raise RequestError(f"{store} is a file; a store is a directory. Name another with -o; the file is untouched")
+    is_new = not store.exists()
     try:
         store.mkdir(parents=True, exist_ok=True)
         for path in store.iterdir():
@@ -54,8 +55,9 @@ def open_for_writing(store: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            store.rmdir()  # refused where there is any file
+        if is_new:
+            with suppress(OSError):
+                store.rmdir()  # refused where there is any file
 
 
 def set_aside(path: Path) -> Path:

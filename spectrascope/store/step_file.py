@@ -21,6 +21,9 @@ from .hdf5 import hash_arrays, reading, writing
 
 FORMAT = "spectrascope-step"
 FORMAT_VERSION = 1
+# Metadata with checksums, which 1.8 brought, and without the flags of a writer, which 1.10 brought: a process that is
+# killed while it has a file open must not make the file unreadable.
+LIBVER = ("v108", "v110")  # and text of fixed length: that of varying length is kept without checksums
 
 
 @dataclass
@@ -121,7 +124,7 @@ class StepWriter:
     def __enter__(self) -> StepWriter:
         try:
             with writing(self._temporary):
-                self._file = h5py.File(self._temporary, "x", locking="best-effort")
+                self._file = h5py.File(self._temporary, "x", locking="best-effort", libver=LIBVER)
                 for name, size in zip(("left", "right"), self._info.sizes[1:], strict=True):
                     array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
                     if size:
@@ -179,12 +182,12 @@ class StepWriter:
         text = np.frombuffer(json.dumps(catalogue).encode("ascii"), dtype=np.uint8)
         with writing(self._temporary):
             for name, array in (("singular_values", self._sigma), ("catalogue", text)):
-                self._file.create_dataset(name, data=array).attrs["sha256"] = hash_arrays(array)
+                self._file.create_dataset(name, data=array).attrs["sha256"] = np.bytes_(hash_arrays(array))
             self._file.attrs.update(
                 {
-                    "format": FORMAT,
+                    "format": np.bytes_(FORMAT),
                     "format_version": FORMAT_VERSION,
-                    "spectrascope": __version__,
+                    "spectrascope": np.bytes_(__version__),
                 }
             )
             self._file.close()
@@ -195,7 +198,7 @@ class StepWriter:
 
 
 def _info(file: Any, path: Path) -> StepInfo:
-    if file.attrs.get("format") != FORMAT:
+    if file.attrs.get("format") != np.bytes_(FORMAT):
         raise StoreDamaged(f"{path}: is not a file of spectra")
     version = int(file.attrs["format_version"])
     if version not in _READERS:
@@ -234,7 +237,7 @@ _READERS = {1: _info_version_1}
 
 def _checked(dataset: Any, path: Path) -> NDArray[Any]:
     array: NDArray[Any] = dataset[()]
-    if hash_arrays(array) != dataset.attrs["sha256"]:
+    if np.bytes_(hash_arrays(array)) != dataset.attrs["sha256"]:
         raise StoreDamaged(f"{path}: {dataset.name[1:]} is not what was written")
     return array
 

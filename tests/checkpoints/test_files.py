@@ -86,9 +86,12 @@ def test_sparse_and_meta_tensors_say_so(tmp_path: Path) -> None:
     assert tensors["w"].problem is None
 
 
-def test_many_bytes_are_read_through_fresh_mappings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spectrascope.checkpoints.torch_file.REOPEN_AFTER", 10)
-    checkpoint = only(write(tmp_path / "m.pt"))
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_many_bytes_are_read_through_fresh_mappings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr("spectrascope.checkpoints.container.REOPEN_AFTER", 10)
+    checkpoint = only(write(tmp_path / f"m{suffix}"))
     first = checkpoint.load("a.weight")
     for _ in range(3):
         assert torch.equal(checkpoint.load("b.weight"), WEIGHTS["b.weight"])
@@ -255,7 +258,7 @@ def test_a_whole_model_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_trust_is_explicit(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.eye(3)}, "bomb": Payload(tmp_path / "created")}, tmp_path / "m.pt")
-    assert [info.name for info in open_file(tmp_path / "m.pt", trust_pickle=True).tensors()] == ["w"]
+    assert open_file(tmp_path / "m.pt", trust_pickle=True).tensors()[0].name == "w"
     assert (tmp_path / "created").exists()
 
 
@@ -306,3 +309,58 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
         container.load("a.weight")
+
+
+def test_npz_names_and_byte_orders(tmp_path: Path) -> None:
+    np.savez(tmp_path / "m.npz", **{"x": np.eye(3), "x.npy": 7 * np.eye(3), "big": np.eye(3, dtype=">f4")})
+    checkpoint = only(tmp_path / "m.npz")
+    assert [info.dtype for info in checkpoint.tensors.values()] == ["float64", "float64", "float32"]
+    assert [float(checkpoint.load(name)[0, 0]) for name in ("x", "x.npy", "big")] == [1, 7, 1]
+
+
+def test_damage_of_any_kind_is_a_checkpoint_error(tmp_path: Path) -> None:
+    """Bytes overwritten all over files of each format: no fault is any other exception."""
+    random = np.random.default_rng(0)
+    weights = {"w": torch.randn(30, 20), "v": torch.randn(5, 4)}
+    faults = 0
+    for suffix in (".safetensors", ".pt", ".npz"):
+        whole = write(tmp_path / f"m{suffix}", weights).read_bytes()
+        np.savez_compressed(tmp_path / "m.npz", **{k: v.numpy() for k, v in weights.items()})
+        for _ in range(150):
+            at = int(random.integers(0, len(whole)))
+            path = tmp_path / f"damaged{suffix}"
+            path.write_bytes(whole[:at] + random.bytes(int(random.integers(1, 9))) + whole[at + 4 :])
+            try:
+                checkpoint = only(path)
+                for name, info in checkpoint.tensors.items():
+                    if info.problem is None:
+                        checkpoint.load(name)
+            except CheckpointError:
+                faults += 1
+    assert faults > 50
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "step1.pt")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_file(tmp_path / "step1.pt")
+    (tmp_path / "step2.pt").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_file(tmp_path / "step2.pt")
+
+
+def test_names_that_only_look_like_trainer_files(tmp_path: Path) -> None:
+    for name in ("optimal_step_10.pt", "autoscaler_step_20.pt", "optimizer_step.pt", "optimizer.pt", "._step_10.pt"):
+        write(tmp_path / name)
+    found = find_checkpoints([tmp_path])
+    assert [r.step for r in found.references] == [10, 20]
+
+
+def test_a_directory_of_a_step_without_weights_is_a_failure_not_noise(tmp_path: Path) -> None:
+    for step in (100, 200):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    write(tmp_path / "checkpoint-100" / "pytorch_model.bin")
+    found = find_checkpoints([tmp_path])
+    assert [r.step for r in found.references] == [100, 200]
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        found.references[1].open()
