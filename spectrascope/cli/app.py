@@ -54,6 +54,7 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit. Nothing that a user can cause shows a traceback, unless --debug asks for it."""
+    is_program = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _open_closed_streams()
     _never_fail_to_print()
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    if any(thread.name.startswith("spectrascope") for thread in threading.enumerate()) and code != 0:
+    if is_program and code != 0 and any(thread.name.startswith("spectrascope") for thread in threading.enumerate()):
         os._exit(code)  # after an error, a large matrix under way would hold up the exit for minutes
     sys.exit(code)
 

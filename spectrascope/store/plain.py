@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -19,9 +20,12 @@ def write_plain(trajectory: Trajectory, path: Path) -> None:
     matrix is absent or was not decomposed. Raises StoreError where it cannot be written, or is there already.
     """
     names = [json.dumps(name)[1:-1] for name in trajectory.matrices]
-    with writing(path), h5py.File(path, "x", locking="best-effort") as file:
+    image = io.BytesIO()  # HDF5 may crash where a disk fills up while it closes a file
+    with h5py.File(image, "w") as file:
         file["steps"] = np.array(trajectory.steps, dtype=np.int64)
         file.create_dataset("names", data=names, dtype=h5py.string_dtype())
         for index, name in enumerate(trajectory.matrices):
             dataset = file.create_dataset(f"singular_values/{index}", data=trajectory.singular_values(name))
             dataset.attrs["name"] = names[index]
+    with writing(path), path.open("xb") as target:
+        target.write(image.getbuffer())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -124,6 +126,7 @@ class StepWriter:
     def __enter__(self) -> StepWriter:
         try:
             with writing(self._temporary):
+                self._require_space()
                 self._file = h5py.File(self._temporary, "x", locking="best-effort", libver=LIBVER)
                 for name, size in zip(("left", "right"), self._info.sizes[1:], strict=True):
                     array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
@@ -133,6 +136,12 @@ class StepWriter:
             self._clear()
             raise
         return self
+
+    def _require_space(self) -> None:
+        """HDF5 may crash where a disk fills up while it closes a file, so that is found out before."""
+        sigma, left, right = self._info.sizes
+        if shutil.disk_usage(self._temporary.parent).free < 8 * sigma + 4 * (left + right) + 2**20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import GROK, mat, run_cli
+from conftest import GROK, mat
 from safetensors.torch import save_file
 
 import spectrascope
@@ -252,9 +252,77 @@ def test_a_failed_analysis_names_each_cause_once_and_leaves_no_store(cli: Any, t
         assert not (tmp_path / "x.spectra").exists()
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    assert "Traceback" not in run_cli("rank", tmp_path / "nope").err
-    assert "Traceback" in run_cli("rank", tmp_path / "nope", "--debug").err
+def test_debug_shows_the_traceback_and_changes_nothing_else(cli: Any, tmp_path: Path) -> None:
+    plain, debug = cli("rank", tmp_path / "nope"), cli("rank", tmp_path / "nope", "--debug")
+    assert "Traceback" not in plain.err
+    assert "Traceback" in debug.err
+    assert debug.err.endswith(plain.err)
+    assert (plain.code, debug.code) == (2, 2)
+
+
+def test_a_selection_of_nothing_is_wrong_usage(grok: Path, cli: Any, tmp_path: Path) -> None:
+    for arguments in (["rank", grok], ["spectrum", grok, "mlp.up.weight"], ["analyze", GROK, "-o", tmp_path / "x"]):
+        done = cli(*arguments, "--steps", "5-9")
+        assert (done.code, done.out) == (2, "")
+        assert "no step is in 5-9; there are 0, 240" in done.err
+
+
+def test_a_matrix_that_is_not_at_the_step(cli: Any, tmp_path: Path) -> None:
+    early, late = {"a": mat([1.0], 3, 3)}, {"a": mat([2.0], 3, 3), "late": mat([1.0], 3, 3)}
+    spectrascope.analyze([(0, early), (1, late)], tmp_path / "x.spectra")
+    for arguments in (["rank", "-m", "late"], ["spectrum", "late"]):
+        done = cli(arguments[0], tmp_path / "x.spectra", *arguments[1:], "--steps", "0", "--plot", tmp_path / "x.png")
+        assert (done.code, done.out) == (2, "")
+        assert "at the steps asked for there is no late" in done.err
+
+
+def test_a_store_in_which_nothing_can_be_read(cli: Any, tmp_path: Path) -> None:
+    spectrascope.analyze([(0, {"a": mat([1.0], 3, 3)})], tmp_path / "x.spectra")
+    (tmp_path / "x.spectra" / "step0000000000.h5").write_bytes(b"x" * 1000)
+    done = cli("rank", tmp_path / "x.spectra", "--format", "json")
+    assert (done.code, done.out) == (1, "")
+    assert "no step can be read" in done.err
+
+
+def test_files_of_a_store_are_never_overwritten(grok: Path, cli: Any) -> None:
+    step = sorted(grok.iterdir())[0]
+    before = step.read_bytes()
+    assert "is inside a store" in cli("export", grok, "--to", step).err
+    assert "is inside a store" in cli("rank", grok, "--plot", grok / "x.png").err
+    assert step.read_bytes() == before
+
+
+def test_a_file_that_cannot_be_written_whole_is_left_as_it_was(grok: Path, tmp_path: Path) -> None:
+    for name in ("all.csv", "all.json", "all.h5"):
+        (tmp_path / name).write_text("precious")
+        limited = ["bash", "-c", 'ulimit -f 2; trap "" XFSZ; exec "$@"', "-", sys.executable, "-m", "spectrascope"]
+        export = ["export", str(grok), "--to", str(tmp_path / name)]
+        done = subprocess.run([*limited, *export], capture_output=True, text=True)
+        assert done.returncode == 1, name
+        assert "Traceback" not in done.stderr
+        assert (tmp_path / name).read_text() == "precious"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", ">/dev/full"])
+def test_streams_that_are_closed_or_full(grok: Path, tmp_path: Path, closed: str) -> None:
+    command = f'"{sys.executable}" -m spectrascope rank "{grok}" --format csv --plot q.png {closed}'
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert "fault of spectrascope" not in done.stderr
+    assert done.returncode == (1 if closed == ">/dev/full" else 0)
+    if ">" not in closed[:1]:
+        assert done.stdout.startswith("step,matrix,")
+
+
+def test_an_empty_path_is_not_the_current_directory(cli: Any, tmp_path: Path) -> None:
+    done = cli("analyze", "", cwd=tmp_path)
+    assert done.code == 2
+    assert "an empty path" in done.err
+
+
+def test_one_path_on_standard_input_needs_a_store_too(cli: Any, tmp_path: Path) -> None:
+    assert cli("analyze", "-", cwd=tmp_path, stdin=f"{GROK}\n").code == 2
 
 
 def test_a_fault_of_ours_is_one_line(grok: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
