@@ -1,4 +1,4 @@
-"""The README is true: its commands run, and every command and option of the program is in reach of its reader."""
+"""The README is true: its commands run, it names every command, and its pictures are there."""
 
 from __future__ import annotations
 

@@ -121,6 +121,7 @@ class StepWriter:
         self._target = step_path(store, info.step)
         self._temporary = temporary_path(self._target)
         self._file: Any = None
+        self._arrays: dict[str, Any] = {}
         self._sigma = np.full(info.sizes[0], np.nan)
 
     def __enter__(self) -> StepWriter:
@@ -130,6 +131,7 @@ class StepWriter:
                 self._file = h5py.File(self._temporary, "x", locking="best-effort", libver=LIBVER)
                 for name, size in zip(("left", "right"), self._info.sizes[1:], strict=True):
                     array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
+                    self._arrays[name] = array
                     if size:
                         array[-1:] = 0  # takes the space now: its place does not depend on the order of writing
         except BaseException:
@@ -162,17 +164,17 @@ class StepWriter:
         self._sigma[at_sigma : at_sigma + sigma.size] = sigma
         with writing(self._temporary):
             if left.size:
-                self._file["left"][at_left : at_left + left.size] = left.ravel()
+                self._arrays["left"][at_left : at_left + left.size] = left.ravel()
             if right.size:
-                self._file["right"][at_right : at_right + right.size] = right.ravel()
+                self._arrays["right"][at_right : at_right + right.size] = right.ravel()
 
     def read_back(self, record: Record) -> tuple[NDArray[np.float64], Any, Any]:
         """What `add` was given for a matrix. Raises StoreError where the file is closed."""
         at_sigma, at_left, at_right = self._info.offsets[record.name]
         k, (m, n) = record.vectors, record.shape
         try:
-            left = self._file["left"][at_left : at_left + k * m].reshape(k, m)
-            right = self._file["right"][at_right : at_right + k * n].reshape(k, n)
+            left = self._arrays["left"][at_left : at_left + k * m].reshape(k, m)
+            right = self._arrays["right"][at_right : at_right + k * n].reshape(k, n)
         except (ValueError, KeyError, OSError, RuntimeError) as error:
             raise StoreError(f"{self._temporary}: is closed") from error
         return self._sigma[at_sigma : at_sigma + record.rank], left, right

@@ -99,6 +99,22 @@ def test_rank_json(grok: Path, cli: Any) -> None:
         assert row[name] == pytest.approx(float(exact), rel=1e-12), name
 
 
+def test_the_shipped_run_groks_and_its_rank_falls(grok: Path, cli: Any) -> None:
+    """Validation error falls to 0 between steps 1,700 and 2,300, and the MLP's rank falls a second time (Figure 4.2)."""
+    metrics = {int(line["step"]): line for line in csv.DictReader((GROK / "metrics.csv").open())}
+    assert float(metrics[400]["train_error"]) == 0
+    assert float(metrics[1700]["val_error"]) > 0.45
+    assert float(metrics[2300]["val_error"]) == 0
+    rank = {
+        (row["step"], row["matrix"]): row["norm_effective_rank"]
+        for row in cli("rank", grok, "--matrix", "mlp*", "--format", "json").json["rows"]
+    }
+    for matrix, before, after in (("mlp.up.weight", 0.56, 0.34), ("mlp.down.weight", 0.53, 0.26)):
+        assert rank[1440, matrix] == pytest.approx(before, abs=0.03)
+        assert rank[1920, matrix] == pytest.approx(before, abs=0.03)
+        assert rank[2880, matrix] == pytest.approx(after, abs=0.01)
+
+
 def test_formats_hold_the_same_rows(grok: Path, cli: Any) -> None:
     rows = cli("rank", grok, "--format", "json").json["rows"]
     assert [json.loads(line) for line in cli("rank", grok, "--format", "jsonl").out.splitlines()] == rows
