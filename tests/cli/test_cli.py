@@ -100,7 +100,7 @@ def test_rank_json(grok: Path, cli: Any) -> None:
 
 
 def test_the_shipped_run_groks_and_its_rank_falls(grok: Path, cli: Any) -> None:
-    """Validation error falls to 0 between steps 1,700 and 2,300, and the MLP's rank falls a second time (Figure 4.2)."""
+    """Validation error falls to 0 between steps 1,700 and 2,300, and the rank of the MLP with it (Figure 4.2)."""
     metrics = {int(line["step"]): line for line in csv.DictReader((GROK / "metrics.csv").open())}
     assert float(metrics[400]["train_error"]) == 0
     assert float(metrics[1700]["val_error"]) > 0.45
