@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NothingAnalysed
-from ..report.tables import Table, shape
+from ..report.tables import Table, Words, shape
 from ..words import counted, coverage_words
 from ._options import (
     DebugOption,
@@ -69,12 +69,12 @@ def _tables(found: Any, count: int) -> list[Table]:
     span = counted(count, "checkpoint")
     if found.steps:
         span += f", step {found.steps[0]}" + (f" to {found.steps[-1]}" if count > 1 else "")
-    matrices = Table(["<matrix", "shape", "<dtype", "<role", "<note"], title=span)
+    matrices = Table([Words("matrix"), "shape", Words("dtype"), Words("role"), Words("note")], title=span)
     for row in found.matrices:
         matrices.lines.append([row["matrix"], shape(row["shape"]), row["dtype"], _role(row), _note(row, count)])
     tables = [matrices]
     if found.skipped:
-        skipped = Table(["<skipped", "shape", "<dtype", "<reason"])
+        skipped = Table([Words("skipped"), "shape", Words("dtype"), Words("reason")])
         for row in found.skipped:
             skipped.lines.append([row["name"], shape(row["shape"]) or "-", row["dtype"], row["reason"]])
         tables.append(skipped)

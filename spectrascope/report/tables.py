@@ -30,9 +30,13 @@ SHORT_NAMES = {
 NARROWEST_NAME = 12
 
 
+class Words(str):
+    """The head of a column of words; every other column is of numbers, aligned to the right."""
+
+
 @dataclass
 class Table:
-    """Columns of text; a header that starts with "<" is a column of words, the rest are numbers."""
+    """Columns of text under their heads."""
 
     headers: list[str]
     lines: list[list[str]] = field(default_factory=list)
@@ -46,7 +50,7 @@ def render(table: Table, terminal_width: int | None) -> str:
     from rich.text import Text
 
     terminal = terminal_width is not None
-    name = next((i for i, header in enumerate(table.headers) if header.startswith("<")), None)
+    name = next((i for i, header in enumerate(table.headers) if isinstance(header, Words)), None)
     fits = terminal_width is not None and _width(table, folding=name) <= terminal_width
     view = RichTable(
         title=Text(table.title) if table.title else None,
@@ -57,8 +61,8 @@ def render(table: Table, terminal_width: int | None) -> str:
         padding=(0, 1 if terminal else 2, 0, 0),
     )
     for index, header in enumerate(table.headers):
-        justify: Literal["left", "right"] = "left" if header.startswith("<") else "right"
-        view.add_column(Text(header.lstrip("<")), justify=justify, overflow="fold", no_wrap=index != name)
+        justify: Literal["left", "right"] = "left" if isinstance(header, Words) else "right"
+        view.add_column(Text(header), justify=justify, overflow="fold", no_wrap=index != name)
     for line in table.lines:
         view.add_row(*[Text(printable(cell)) for cell in line])
     buffer = io.StringIO()
@@ -79,14 +83,14 @@ def render(table: Table, terminal_width: int | None) -> str:
 def _width(table: Table, folding: int | None) -> int:
     """The columns that a table needs on a terminal when its column `folding` is as narrow as can be."""
     cells = zip(table.headers, *table.lines, strict=True)
-    widths = [max(len(printable(cell).lstrip("<")) + 1 for cell in column) for column in cells]
+    widths = [max(len(printable(cell)) + 1 for cell in column) for column in cells]
     return sum(min(w, NARROWEST_NAME) if i == folding else w for i, w in enumerate(widths))
 
 
 def rank_summary(rows: Sequence[Row], steps: Sequence[int], terminal_width: int | None = None) -> Table:
     """One line per matrix: where its effective rank starts, is lowest and ends, its norms, and its course."""
     table = Table(
-        ["<matrix", "shape", "first", "lowest", "at", "last", "of", "sigma_1", "||W||_F", "<course"],
+        [Words("matrix"), "shape", "first", "lowest", "at", "last", "of", "sigma_1", "||W||_F", Words("course")],
         title=f"effective rank, {_span(steps)}; bars: norm_effective_rank from 0 to 1",
     )
     by_matrix: dict[str, dict[int, Row]] = {}
@@ -103,7 +107,7 @@ def rank_details(rows: Sequence[Row]) -> Table:
     """One line per step and matrix with every column; of one step alone, the step is the title."""
     steps = {row["step"] for row in rows}
     several = len(steps) > 1
-    table = Table([*(["step"] if several else []), "<matrix", "shape", *SHORT_NAMES.values(), "<reason"])
+    table = Table([*(["step"] if several else []), Words("matrix"), "shape", *SHORT_NAMES.values(), Words("reason")])
     table.title = "" if several else _span(list(steps))
     for row in rows:
         cells = [row["matrix"], shape(row["shape"]), *(number(row[name]) for name in SHORT_NAMES)]
@@ -113,7 +117,7 @@ def rank_details(rows: Sequence[Row]) -> Table:
 
 def spectrum_table(rows: Sequence[Row]) -> Table:
     """Some singular values of one matrix, a line per step."""
-    table = Table(["step", "sigma_1", "sigma_2", "sigma_10", "median", "sigma_R", "R", "<reason"])
+    table = Table(["step", "sigma_1", "sigma_2", "sigma_10", "median", "sigma_R", "R", Words("reason")])
     if rows:
         table.title = f"singular values of {rows[0]['matrix']} ({shape(rows[0]['shape'])})"
     for row in rows:

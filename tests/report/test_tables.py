@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spectrascope.report.tables import Table, number, printable, render, sparkline
+from spectrascope.report.tables import Table, Words, number, printable, render, sparkline
 
 
 def test_sparklines() -> None:
@@ -21,7 +21,7 @@ def test_control_characters_are_escapes() -> None:
 
 
 def test_a_plain_table_is_never_cut() -> None:
-    table = Table(["<name", "value"], [["x" * 500, "1"], ["[bold]y[/bold]", "22"]])
+    table = Table([Words("name"), "value"], [["x" * 500, "1"], ["[bold]y[/bold]", "22"]])
     lines = render(table, None).splitlines()
     assert lines[1].startswith("x" * 500)
     assert lines[2].split() == ["[bold]y[/bold]", "22"]
@@ -29,7 +29,7 @@ def test_a_plain_table_is_never_cut() -> None:
 
 
 def test_on_a_terminal_names_fold_and_numbers_stay_whole() -> None:
-    table = Table(["<name", "value"], [["x" * 100, "123456789"]])
+    table = Table([Words("name"), "value"], [["x" * 100, "123456789"]])
     lines = render(table, 40).splitlines()
     assert any("123456789" in line for line in lines)
     assert len(lines) > 3
