@@ -109,17 +109,19 @@ def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
         children = sorted(source.iterdir(), key=lambda path: natural_key(path.name))
     except OSError as error:
         raise RequestError(f"{source}: cannot be read ({error.strerror})") from error
-    directories = [
-        of_directory(path)
-        if is_checkpoint_directory(path) or step_in_name(path.name) is not None
-        else _Candidate(path, None)
-        for path in children
-        if path.is_dir() and path.suffix != ".spectra" and not path.name.startswith(".")
-    ]
+    folders = [p for p in children if p.is_dir() and p.suffix != ".spectra" and not p.name.startswith(".")]
+    # `checkpoint-300` without weights beside `checkpoint-200` with them is a checkpoint that failed to be written.
+    families = {_family(path) for path in folders if is_checkpoint_directory(path)}
+    directories = [of_directory(p) if _family(p) in families else _Candidate(p, None) for p in folders]
     stepped = [one for one in directories if one.open and step_in_name(one.path.name) is not None]
     if not stepped and has_checkpoint_names(source):
         return [of_directory(source)]
     return directories + [of_file(path) for path in children if is_weight_file(path)]
+
+
+def _family(path: Path) -> str:
+    """A name without its numbers."""
+    return re.sub(r"\d+", "#", path.name)
 
 
 def _with_steps(candidates: list[_Candidate], pattern: re.Pattern[str] | None) -> Found:
@@ -172,7 +174,7 @@ def _name_once(noise: list[_Candidate]) -> list[str]:
     if not noise:
         return []
     names = ", ".join(sorted((one.path.name for one in noise), key=natural_key))
-    return [f"left out, since their names state no step as their neighbours' do: {names}"]
+    return [f"left out, as they hold no weights or their names state no step: {names}"]
 
 
 def _require_distinct(references: list[Reference]) -> None:

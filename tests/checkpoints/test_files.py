@@ -169,7 +169,7 @@ def test_a_trainer_leaves_other_files(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors")  # the final model, of no stated step
     found = find_checkpoints([tmp_path])
     assert [reference.step for reference in found.references] == [500, 1000]
-    assert found.warnings == ["left out, since their names state no step as their neighbours' do: model.safetensors"]
+    assert found.warnings == ["left out, as they hold no weights or their names state no step: model.safetensors"]
 
 
 def test_a_checkpoint_directory_with_a_file_of_any_name(tmp_path: Path) -> None:
@@ -360,7 +360,9 @@ def test_a_directory_of_a_step_without_weights_is_a_failure_not_noise(tmp_path: 
     for step in (100, 200):
         (tmp_path / f"checkpoint-{step}").mkdir()
     write(tmp_path / "checkpoint-100" / "pytorch_model.bin")
+    (tmp_path / "samples-step-100").mkdir()  # pictures, say: not a checkpoint, though its name states a step
     found = find_checkpoints([tmp_path])
     assert [r.step for r in found.references] == [100, 200]
+    assert "samples-step-100" in found.warnings[0]
     with pytest.raises(CheckpointError, match="holds no weights"):
         found.references[1].open()
