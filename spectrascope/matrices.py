@@ -13,11 +13,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from .errors import RequestError
-from .words import listed
+from .words import choices
 
 if TYPE_CHECKING:
     import torch
 
+LEFT_OUT = "left out by --match or --skip"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 EMBEDDINGS = frozenset(
@@ -148,7 +149,7 @@ def plan(
         matrix = None if reason else _matrix(info, tensors)
         aliases = tuple(alias for alias, target in tied.items() if target == name)
         if matrix is not None and not any(map(wants, (matrix.name, *aliases))):
-            matrix, reason = None, "left out by --match or --skip"
+            matrix, reason = None, LEFT_OUT
         if matrix is None:
             skipped.append(Skipped(name, info.shape, info.dtype, reason or "not a matrix"))
             buffers += info.size if is_buffer and _holds_weights(info) else 0
@@ -171,7 +172,7 @@ def require_match(names: Sequence[str], match: Sequence[str], skip: Sequence[str
     found = [name for name in names if selected(name, match, skip)]
     if names and not found:
         asked = ", ".join(repr(glob) for glob in (*match, *skip))
-        raise RequestError(f"no matrix matches {asked}; there are {listed(names)}")
+        raise RequestError(f"no matrix matches {asked}; {choices((*match, *skip)[0], names)}")
     return found
 
 

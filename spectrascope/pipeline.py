@@ -28,7 +28,7 @@ from .errors import (
     unreadable,
 )
 from .job import Job, LookUp, Settings, look_up
-from .matrices import Plan
+from .matrices import LEFT_OUT, Plan
 from .progress import Progress, Silent
 from .reuse import Known
 from .steps import select_steps
@@ -109,6 +109,7 @@ class _Run:
         self.known = Known()
         self._missing = 0
         self._announced = False
+        self._without_matrices: list[Plan] = []
 
     def warn(self, line: str) -> None:
         self.warnings.append(line)
@@ -162,11 +163,13 @@ class _Run:
             self._finish(queue.popleft(), pool, done, total)
             done += 1
         self.progress.update(done, total, None)
+        if self.steps and not self._announced:
+            self.progress.say(f"{counted(len(self.steps), 'checkpoint')}, all in {self.store} already")
 
     def result(self) -> Trajectory:
         """The store, opened for the steps of this run."""
         if not self.steps:
-            raise NothingAnalysed("nothing could be analysed", [f"{f['path']}: {f['reason']}" for f in self.failures])
+            raise self._nothing()
         trajectory = Trajectory(self.store, self.steps)
         wanted = {
             record.name
@@ -175,18 +178,21 @@ class _Run:
             if any(map(self.settings.wants, (record.name, *record.tied)))
         }
         trajectory.matrices = [name for name in trajectory.matrices if name in wanted]
-        if not trajectory.matrices:
-            raise self._no_matrix(trajectory)
         trajectory.warnings[:0] = self.warnings
         trajectory.failures[:0] = self.failures
         return trajectory
 
-    def _no_matrix(self, trajectory: Trajectory) -> Exception:
-        globs = [glob for match, skip in self.settings.filters for glob in (*match, *skip)]
-        if globs:
-            names = dict.fromkeys(one["name"] for step in self.steps for one in trajectory.info(step).skipped)
-            return RequestError(f"no matrix is left by {' '.join(globs)}; there are {listed(names)}")
-        return NothingAnalysed("no checkpoint holds a matrix to analyse; `spectrascope show SOURCE` says why")
+    def _nothing(self) -> SpectrascopeError:
+        """Why no step was analysed."""
+        left_out = dict.fromkeys(
+            one.name for plan in self._without_matrices for one in plan.skipped if one.reason == LEFT_OUT
+        )
+        if left_out:
+            globs = [glob for match, skip in self.settings.filters for glob in (*match, *skip)]
+            return RequestError(f"no matrix is left by {' '.join(globs)}; there are {listed(left_out)}")
+        if self._without_matrices:
+            return NothingAnalysed("no checkpoint holds a matrix to analyse; `spectrascope show SOURCE` says why")
+        return NothingAnalysed("nothing could be analysed", [f"{f['path']}: {f['reason']}" for f in self.failures])
 
     def _start(self, reference: Reference) -> Job | None:
         """A checkpoint's job; None where there is nothing to do, or it cannot be read."""
@@ -202,9 +208,13 @@ class _Run:
                 aside = set_aside(step_path(self.store, reference.step))
                 self.warn(f"{error}; set aside as {aside.name} and made again")
                 found = LookUp(False, self.settings)
-            if not found.is_done:
-                return Job(reference, checkpoint, stamp, found)
-            self.steps.append(reference.step)
+            if found.is_done:
+                self.steps.append(reference.step)
+                return None
+            job = Job(reference, checkpoint, stamp, found)
+            if job.plan.matrices:
+                return job
+            self._without_matrices.append(job.plan)
         return None
 
     def _finish(self, job: Job, pool: Pool, done: int, total: int) -> None:
@@ -237,10 +247,9 @@ class _Run:
         estimate = each * max(self._missing, 1)
         free = shutil.disk_usage(self.store).free
         checkpoints = f"{counted(self._missing, 'checkpoint')} to do" if self._missing else "each checkpoint"
-        skipped = counted(len(todo.skipped), "tensor")
+        skipped = f" ({counted(len(todo.skipped), 'tensor')} skipped; `spectrascope show` lists them)"
         self.progress.say(
-            f"{coverage_words(len(todo.matrices), todo.coverage)} "
-            f"({skipped} skipped; `spectrascope show` lists them); "
+            f"{coverage_words(len(todo.matrices), todo.coverage)}{skipped if todo.skipped else ''}; "
             f"{checkpoints} -> about {human_bytes(estimate)} in {self.store}"
         )
         if estimate > free:

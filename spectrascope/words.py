@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from itertools import islice
 
 
@@ -30,3 +31,10 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     """a, b, c, ..."""
     first = list(islice(items, most + 1))
     return ", ".join(map(str, first[:most])) + (", ..." if len(first) > most else "")
+
+
+def choices(name: str, names: Sequence[str]) -> str:
+    """What to offer for a name that does not exist: those nearest to it, else the first ones."""
+    close = get_close_matches(name, names, n=3, cutoff=0.6)
+    close += [one for one in names if name and name in one and one not in close][:3]
+    return f"did you mean {' or '.join(close[:3])}?" if close else f"there are {listed(names)}"

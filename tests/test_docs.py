@@ -21,10 +21,9 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as the README's reader has it: a run of their own under runs/grok, checkpoints under ckpts."""
+    """A directory as the README's reader has it: a clone."""
     home = tmp_path_factory.mktemp("readme")
-    shutil.copytree(GROK, home / "runs" / "grok")
-    shutil.copytree(GROK, home / "ckpts")
+    shutil.copytree(GROK, home / "fixtures" / "grok")
     scripts = home / "bin"
     scripts.mkdir()
     for name, module in (("spectrascope", "-m spectrascope"), ("python", "")):

@@ -85,7 +85,7 @@ def test_first_vectors_alone(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     write(tmp_path / "a.spectra", ["w"])
     trajectory = spectrascope.open(tmp_path / "a.spectra")
-    with pytest.raises(RequestError, match="no matrix 'nope'; it has w"):
+    with pytest.raises(RequestError, match="no matrix 'nope'; there are w"):
         trajectory.singular_values("nope")
     with pytest.raises(RequestError, match="no step 6; it has 5"):
         trajectory.vectors("w", 6)

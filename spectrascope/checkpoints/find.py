@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
 
     source = source if source.name else source.resolve()  # "." has no name to read a step from
     if not source.exists():
-        raise RequestError(f"{source}: no such file or directory")
+        raise RequestError(f"{source}: no such file or directory{_near(source)}")
     if source.suffix == ".spectra" and source.is_dir():
         raise RequestError(f"{source} is a store of spectra; report it with `spectrascope rank {source}`")
     if not source.is_dir():
@@ -117,6 +118,15 @@ def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
     if not stepped and has_checkpoint_names(source):
         return [of_directory(source)]
     return directories + [of_file(path) for path in children if is_weight_file(path)]
+
+
+def _near(source: Path) -> str:
+    try:
+        names = [path.name for path in source.parent.iterdir()]
+    except OSError:
+        return ""
+    close = get_close_matches(source.name, names, n=1)
+    return f"; did you mean {source.with_name(close[0])}?" if close else ""
 
 
 def _family(path: Path) -> str:

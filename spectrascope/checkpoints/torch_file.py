@@ -77,6 +77,8 @@ class TorchFile:
 
     def _state_dict(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         payload = self._read()
+        if isinstance(payload, torch.nn.Module):  # only where the user trusts the file
+            payload = payload.state_dict()
         if self._found is None:
             self._found = find_state_dict(payload, self.path)
         return self._found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,12 @@ MOST_WARNINGS = 20
 
 
 def print_error(text: str) -> None:
-    """One line on stderr. Control characters in names and paths are shown as escapes."""
-    print(f"spectrascope: {printable(text)}", file=sys.stderr)
+    """One line on stderr, on a terminal folded at words. Control characters in names and paths are shown as escapes."""
+    line = f"spectrascope: {printable(text)}"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
 
 
 class Output:

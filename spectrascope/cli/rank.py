@@ -55,6 +55,8 @@ def rank(
     and matrix with every column. --plot draws matrices by depth x steps, coloured by normalised effective rank.
     """
     output = Output(format, quiet)
+    if step is not None and steps != "all":
+        raise RequestError("--step is one step and --steps are several: give one of the two")
     if metrics and not plot:
         raise RequestError("--metrics are drawn above the heat map: add --plot FILE")
     training = read_training_metrics(metrics) if metrics else None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NothingAnalysed
+from ..report.rows import Row
 from ..report.tables import Table, Words, shape
 from ..words import counted, coverage_words
 from ._options import (
@@ -52,7 +53,7 @@ def show(
     code = output.rows(
         "show",
         ", ".join(sources),
-        found.matrices,
+        found.matrices + (_as_rows(found.skipped) if format in (Format.csv, Format.jsonl) else []),
         columns=["matrix", "shape", "dtype", "role", "guessed", "tied", "steps", "reason"],
         tables=lambda: _tables(found, len(found.steps)),
         warnings=found.warnings,
@@ -63,6 +64,23 @@ def show(
     )
     output.say(coverage_words(len(found.matrices), found.coverage))
     return code
+
+
+def _as_rows(skipped: list[Row]) -> list[Row]:
+    """Skipped tensors as rows beside those of matrices, for formats that hold one list."""
+    return [
+        {
+            "matrix": one["name"],
+            "shape": one["shape"],
+            "dtype": one["dtype"],
+            "role": None,
+            "guessed": False,
+            "tied": [],
+            "steps": None,
+            "reason": one["reason"],
+        }
+        for one in skipped
+    ]
 
 
 def _tables(found: Any, count: int) -> list[Table]:

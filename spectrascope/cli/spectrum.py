@@ -11,7 +11,7 @@ from ..report.figures import require_plottable
 from ..report.rows import failures_among, require_rows, spectrum_rows
 from ..report.tables import spectrum_table
 from ..steps import select_steps
-from ..words import listed
+from ..words import choices
 from ._options import (
     DebugOption,
     Format,
@@ -46,7 +46,7 @@ def spectrum(
     trajectory = open_with_steps(store, output)
     chosen = select_steps(trajectory.steps, steps)
     if matrix not in trajectory.matrices:
-        raise RequestError(f"{store} has no matrix {matrix!r}; it has {listed(trajectory.matrices)}")
+        raise RequestError(f"{store} has no matrix {matrix!r}; {choices(matrix, trajectory.matrices)}")
     rows = require_rows(spectrum_rows(trajectory, chosen, matrix), [matrix])
     if plot:
         from ..report import figures

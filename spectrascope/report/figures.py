@@ -15,7 +15,7 @@ from .tables import printable
 from .training_metrics import TrainingMetrics
 
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif", ".tiff")
-MOST_LABELS = 60
+MOST_LABELS = 120
 MOST_PANELS = 6  # of training metrics; further columns are left to other tools
 MOST_LINES = 10
 
@@ -39,7 +39,7 @@ def rank_heat_map(
         if row["norm_effective_rank"] is not None:
             table[matrices.index(row["matrix"]), steps.index(row["step"])] = row["norm_effective_rank"]
     panels = [*_metric_groups(metrics), None] if metrics else [None]
-    height = min(max(1.4 + 0.24 * len(matrices), 2.6), 16.0)
+    height = min(max(1.4 + 0.24 * len(matrices), 2.6), 26.0)
     figure, axes = _figure(8.0, [1.5] * (len(panels) - 1) + [height])
     for axis, group in zip(axes, panels, strict=True):
         if group is not None and metrics is not None:
@@ -71,6 +71,8 @@ def spectrum(rows: Sequence[Row], path: Path, log: bool = False) -> None:
         axis.scatter(np.full(values.shape[1], steps[0]), values[0], c=np.arange(1, values.shape[1] + 1), s=8)
     axis.autoscale_view()
     axis.set_ylim(bottom=0)
+    if len(steps) > 1:
+        axis.set_xlim(steps[0], steps[-1])
     axis.set_ylabel("singular value")
     axis.set_title(f"{_label(rows[0]['matrix'])}  ({rows[0]['shape'][0]} x {rows[0]['shape'][1]})", fontsize=10)
     figure.colorbar(ScalarMappable(colours, _colour_map()), ax=axis, label="rank (1 is the largest)")
@@ -89,6 +91,8 @@ def _finish(figure: Any, axes: list[Any], steps: Sequence[int], path: Path, log:
     if log:
         positive = [step for step in steps if step > 0]
         axes[-1].set_xscale("symlog", linthresh=min(positive, default=1))
+    if len(steps) == 1:
+        axes[-1].set_xticks(list(steps), [str(step) for step in steps])
     axes[-1].set_xlabel("training step")
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
 
@@ -105,7 +109,7 @@ def _draw_heat_map(
     axis.invert_yaxis()
     every = -(-len(matrices) // MOST_LABELS)
     shown = range(0, len(matrices), every)
-    size = 8 if len(matrices) <= 30 else 6
+    size = 8 if len(matrices) <= 60 else 6
     axis.set_yticks([i + 0.5 for i in shown], [_label(matrices[i]) for i in shown], fontsize=size)
     axis.tick_params(axis="y", length=0)
     figure.colorbar(image, ax=axis, label="normalised effective rank", fraction=0.05, pad=0.02)

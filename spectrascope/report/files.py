@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import RequestError, SpectrascopeError
@@ -32,4 +33,5 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     except OSError as error:
         raise SpectrascopeError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()

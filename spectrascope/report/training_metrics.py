@@ -24,7 +24,9 @@ def read_training_metrics(path: Path) -> TrainingMetrics:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"{path}: the metrics cannot be read ({error})") from error
+        raise RequestError(
+            f"{path}: the metrics cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from error
     if not lines or "step" not in lines[0]:
         raise RequestError(f"{path}: a metrics file is a CSV with a header, a column `step` and a line per step")
     rows = [(step, line) for line in lines if math.isfinite(step := _number(line["step"]))]

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import RequestError, StoreError
+from ..words import listed
 
 TEMPORARY = re.compile(r"\.step\d+\.h5\.(?P<host>.+)\.(?P<process>\d+)\.[0-9a-f]{32}\.tmp$")
 STEP_FILE = re.compile(r"step(\d{10,})\.h5$")
@@ -44,6 +45,8 @@ def open_for_writing(store: Path) -> Iterator[None]:
     if store.exists() and not store.is_dir():
         raise RequestError(f"{store} is a file; a store is a directory. Name another with -o; the file is untouched")
     is_new = not store.exists()
+    if not is_new and not step_files(store) and (others := _foreign(store)):
+        raise RequestError(f"{store} holds other files ({listed(others, 3)}); name a directory of its own with -o")
     try:
         store.mkdir(parents=True, exist_ok=True)
         for path in store.iterdir():
@@ -58,6 +61,12 @@ def open_for_writing(store: Path) -> Iterator[None]:
         if is_new:
             with suppress(OSError):
                 store.rmdir()  # refused where there is any file
+
+
+def _foreign(store: Path) -> list[str]:
+    """What no store holds; hidden files are anybody's."""
+    names = sorted(path.name for path in store.iterdir())
+    return [name for name in names if not name.startswith(".") and ".h5.damaged" not in name]
 
 
 def set_aside(path: Path) -> Path:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..copies import describe_copies
 from ..errors import RequestError, StoreDamaged
-from ..words import listed
+from ..words import choices, listed
 from .directory import step_files
 from .step_file import Record, StepInfo, read_step, read_vectors
 
@@ -108,7 +108,7 @@ class Trajectory:
 
     def _require(self, matrix: str) -> None:
         if matrix not in self.matrices:
-            raise RequestError(f"{self.path} has no matrix {matrix!r}; it has {listed(self.matrices)}")
+            raise RequestError(f"{self.path} has no matrix {matrix!r}; {choices(matrix, self.matrices)}")
 
     def _require_record(self, matrix: str, step: int) -> Record:
         record = self.info(step).record(matrix)
@@ -127,7 +127,7 @@ def open(store: str | os.PathLike[str], steps: Sequence[int] | None = None) -> T
     if not path.exists():
         raise RequestError(f"{path}: no such store; make one with `spectrascope analyze`")
     if not path.is_dir() or not step_files(path):
-        raise RequestError(f"{path} is not a store of spectra (a directory that `spectrascope analyze` made)")
+        raise RequestError(f"{path} is not a store of spectra; make one of checkpoints with `spectrascope analyze`")
     return Trajectory(path, steps)
 
 

@@ -237,6 +237,7 @@ class Payload:
         return os.mkdir, (str(self.target),)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("how", ["zip", "legacy", "bare"])
 def test_a_hostile_pickle_creates_nothing(tmp_path: Path, how: str) -> None:
     path, target = tmp_path / "m.pt", tmp_path / "created"
@@ -260,6 +261,11 @@ def test_trust_is_explicit(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.eye(3)}, "bomb": Payload(tmp_path / "created")}, tmp_path / "m.pt")
     assert open_file(tmp_path / "m.pt", trust_pickle=True).tensors()[0].name == "w"
     assert (tmp_path / "created").exists()
+
+
+def test_a_trusted_whole_model_is_read(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(3, 4), tmp_path / "m.pt")
+    assert [info.name for info in open_file(tmp_path / "m.pt", trust_pickle=True).tensors()] == ["weight", "bias"]
 
 
 def test_a_hostile_npz_creates_nothing(tmp_path: Path) -> None:

@@ -247,6 +247,42 @@ def test_plots_that_cannot_be_drawn(grok: Path, cli: Any, tmp_path: Path) -> Non
     assert not list(tmp_path.glob("x.*"))
 
 
+def test_a_directory_of_other_files_is_no_store(cli: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    save_file({"w": mat([1.0], 3, 3)}, run / "step1.safetensors")
+    done = cli("analyze", GROK, "-o", run)
+    assert done.code == 2
+    assert "holds other files (step1.safetensors); name a directory of its own with -o" in done.err
+    assert len(list(run.iterdir())) == 1
+
+
+def test_a_match_that_fits_nothing_leaves_no_store(cli: Any, tmp_path: Path) -> None:
+    done = cli("analyze", GROK, "-o", tmp_path / "x.spectra", "--match", "nope*")
+    assert done.code == 2
+    assert done.err == ("spectrascope: no matrix is left by nope*; there are " + ", ".join(MATRICES) + "\n")
+    assert not (tmp_path / "x.spectra").exists()
+
+
+def test_near_names_are_offered(grok: Path, cli: Any) -> None:
+    assert "did you mean mlp.up.weight" in cli("spectrum", grok, "mlp.up.wieght").err
+    assert "did you mean mlp.up.weight" in cli("rank", grok, "-m", "mlp.up").err
+    assert f"did you mean {GROK}?" in cli("analyze", f"{GROK}k").err
+    assert "make one of checkpoints with `spectrascope analyze`" in cli("rank", GROK).err
+
+
+def test_a_second_run_says_that_all_is_there(cli: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = cli("analyze", GROK, "-o", tmp_path / "x.spectra", "--steps", "0,240")
+    assert done.err == f"spectrascope: 2 checkpoints, all in {tmp_path}/x.spectra already\n"
+
+
+def test_skipped_tensors_are_rows_of_csv_too(cli: Any) -> None:
+    lines = list(csv.DictReader(io.StringIO(cli("show", GROK, "--format", "csv").out)))
+    assert [line["matrix"] for line in lines] == [*MATRICES, "mlp.down.bias", "mlp.up.bias", "position.pe"]
+    assert lines[-1]["reason"] == "position table"
+
+
 def test_quiet_says_nothing(grok: Path, cli: Any, tmp_path: Path) -> None:
     assert cli("analyze", GROK, "--steps", "last", "-o", tmp_path / "x.spectra", "--quiet").err == ""
     assert cli("show", GROK, "--quiet").err == ""
