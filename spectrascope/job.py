@@ -20,9 +20,8 @@ from .workers import Pool, all_cores, needs_all_cores
 
 Stamp = list[tuple[str, int, int]]
 Found = tuple[str, Decomposition]
-
-
 Filter = tuple[tuple[str, ...], tuple[str, ...]]
+NO_FILTER: Filter = ((), ())
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,6 @@ class Settings:
     def as_plain(self) -> dict[str, Any]:
         """For the store."""
         return {"top_k": self.top_k, "filters": [[list(match), list(skip)] for match, skip in self.filters]}
-
-
-NO_FILTER: Filter = ((), ())
 
 
 def _filter(plain: Sequence[Sequence[str]]) -> Filter:
