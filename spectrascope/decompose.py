@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# Below this share of sigma_1 the Gram matrix no longer holds 1e-10 with room to spare. The error grows with 1 / sigma and
-# with the width: measured 8e-11 at 1e-5 sigma_1 for a width of 500, 1.2e-10 at 2.1e-5 for 3200; so it stays near 4e-11.
+# Below this share of sigma_1 the Gram matrix no longer holds 1e-10 with room to spare. The error grows with 1 / sigma
+# and with the width: 8e-11 at 1e-5 sigma_1 for a width of 500, 1.2e-10 at 2.1e-5 for 3200; so it stays near 4e-11.
 GRAM_LIMIT, GRAM_LIMIT_PER_COLUMN = 2e-5, 2e-8
 # Above this share of sigma_1, W v / sigma is orthonormal to 1e-9 as it is; below, it is orthonormalised.
 SAFE_TO_DIVIDE = 1e-3
