@@ -84,7 +84,7 @@ def test_a_generator_of_state_dicts_is_taken_one_at_a_time(tmp_path: Path) -> No
     alive = 0
     most = 0
 
-    class Tracked(dict):  # type: ignore[type-arg]
+    class Tracked(dict):
         def __init__(self, weights: dict[str, torch.Tensor]) -> None:
             nonlocal alive, most
             super().__init__(weights)

@@ -26,7 +26,7 @@ def write(path: Path, weights: dict[str, torch.Tensor] = WEIGHTS) -> Path:
     if path.suffix == ".safetensors":
         save_file(weights, path)
     elif path.suffix == ".npz":
-        np.savez(path, **{name: tensor.numpy() for name, tensor in weights.items()})  # type: ignore[arg-type]
+        np.savez(path, **{name: tensor.numpy() for name, tensor in weights.items()})
     else:
         torch.save(weights, path)
     return path
