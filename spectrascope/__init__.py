@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         StoreDamaged,
         StoreError,
         StoreLocked,
+        StoreUnwritable,
     )
     from .metrics.rank import (
         effective_rank,
@@ -66,6 +67,7 @@ _HOME = {
             "StoreError",
             "StoreLocked",
             "StoreDamaged",
+            "StoreUnwritable",
         ],
         "errors",
     ),
@@ -79,6 +81,7 @@ __all__ = [
     "StoreDamaged",
     "StoreError",
     "StoreLocked",
+    "StoreUnwritable",
     "Trajectory",
     "analyze",
     "effective_rank",

@@ -126,6 +126,21 @@ def decompose(matrix: torch.Tensor, top_k: int = 100, device: str = "cpu") -> De
     return undecomposed(matrix.shape, top_k, f"not decomposed: {'; '.join(dict.fromkeys(troubles))}", failed=True)
 
 
+def norms_of_rows(filters: torch.Tensor, shape: tuple[int, int]) -> Decomposition:
+    """The decomposition of a depthwise convolution: (c, k) filters stand for a (c, c k) matrix with one in each row.
+
+    Its singular values are the norms of the filters; the vectors, which are the filters one by one, are not kept.
+    NaN or Inf as in `decompose`.
+    """
+    values = filters.detach().to(torch.float64)
+    if not bool(torch.isfinite(values).all()):
+        return undecomposed(shape, 0, _count_non_finite(filters))
+    largest = float(values.abs().max()) or 1.0  # relative to it, squares neither overflow nor vanish
+    norms = torch.linalg.vector_norm(values / largest, dim=1).numpy() * largest
+    none = np.zeros((0, 0), np.float32)
+    return Decomposition(-np.sort(-norms), none, none)
+
+
 def undecomposed(shape: tuple[int, ...], top_k: int, reason: str, failed: bool = False) -> Decomposition:
     """The stand-in for a decomposition that does not exist: NaN in the shapes that it would have had."""
     m, n = shape

@@ -6,7 +6,8 @@ SpectrascopeError
 ├── NothingAnalysed     no checkpoint or matrix is left to report (exit code 1)
 └── StoreError          the store cannot be read or written
     ├── StoreLocked     another process holds a file of the store
-    └── StoreDamaged    a file of the store is not what was written
+    ├── StoreDamaged    a file of the store is not what was written
+    └── StoreUnwritable a file of the store cannot be written, as on a full disk
 
 Every message is one sentence or two that say what happened, to which file, step or tensor, and what to do.
 """
@@ -62,6 +63,10 @@ class StoreLocked(StoreError):
 
 class StoreDamaged(StoreError):
     """A file of the store is truncated, altered or not ours."""
+
+
+class StoreUnwritable(StoreError):
+    """A file of the store cannot be written, as on a full disk."""
 
 
 def unreadable(error: BaseException) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import Checkpoint, find_checkpoints
-from .errors import CheckpointError, NothingAnalysed, unreadable
+from .errors import CheckpointError, NothingAnalysed, RequestError, unreadable
 from .matrices import plan, selected
+from .refused import describe_refused
 from .steps import select_steps
+from .words import AVERAGED
 
 
 @dataclass
@@ -32,6 +34,7 @@ def inspect(
     match: Sequence[str] = (),
     skip: Sequence[str] = (),
     trust_pickle: bool = False,
+    weights: str = "auto",
 ) -> Inspection:
     """List what `analyze` would do with these sources; arguments as there.
 
@@ -50,14 +53,20 @@ def inspect(
             continue
         try:
             container, warnings = reference.open()
-            checkpoint = Checkpoint(container)
+            checkpoint = Checkpoint(container, weights)
+            weights = checkpoint.weights
             todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, lambda name: selected(name, match, skip))
+        except RequestError:
+            raise
         except Exception as error:  # damaged files make the libraries that read them raise whatever they raise
             reason = error.reason if isinstance(error, CheckpointError) else unreadable(error)
             path = error.path if isinstance(error, CheckpointError) else str(reference.path)
             result.failures.append({"path": path, "step": reference.step, "matrix": None, "reason": reason})
             continue
         result.warnings += [warning for warning in warnings if warning not in result.warnings]
+        if refused := describe_refused(todo.refused):
+            failure = {"path": str(reference.path), "step": reference.step, "matrix": None, "reason": refused}
+            result.failures.append(failure)
         result.steps.append(reference.step)
         coverages.append(todo.coverage)
         for matrix in todo.matrices:
@@ -68,6 +77,7 @@ def inspect(
                 "role": matrix.role,
                 "guessed": matrix.guessed,
                 "tied": list(matrix.tied),
+                "made_of": matrix.made_of,
                 "steps": 0,
                 "reason": None,
             }
@@ -80,4 +90,6 @@ def inspect(
         raise NothingAnalysed("no checkpoint could be read", causes)
     result.matrices, result.skipped = list(matrices.values()), list(skipped.values())
     result.coverage = min(coverages)
+    if weights == "averaged":
+        result.warnings.append(AVERAGED)
     return result

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import Checkpoint, Reference
-from .checkpoints.checkpoint import hash_tensor
-from .decompose import Decomposition, decompose
+from .checkpoints.checkpoint import hash_tensor, share_of_zeros
+from .decompose import Decomposition, decompose, norms_of_rows
 from .errors import CheckpointError, RequestError
 from .matrices import Matrix, Plan, plan, selected
 from .reuse import Known
@@ -19,7 +19,7 @@ from .store import Record, StepInfo, StepWriter, read_step, read_vectors, step_p
 from .workers import Pool, all_cores, needs_all_cores
 
 Stamp = list[tuple[str, int, int]]
-Found = tuple[str, Decomposition]
+Found = tuple[str, float, Decomposition]
 Filter = tuple[tuple[str, ...], tuple[str, ...]]
 NO_FILTER: Filter = ((), ())
 
@@ -28,11 +28,13 @@ NO_FILTER: Filter = ((), ())
 class Settings:
     """What was asked for, as far as it decides what a step's file holds.
 
-    `filters` are pairs of --match and --skip globs; a matrix is wanted if any of them lets it through.
+    `filters` are pairs of --match and --skip globs; a matrix is wanted if any of them lets it through. `weights` is
+    the copy of the model, live or averaged.
     """
 
     top_k: int
     filters: tuple[Filter, ...]
+    weights: str = "live"
 
     def wants(self, name: str) -> bool:
         """Whether a matrix of this name is asked for."""
@@ -48,11 +50,12 @@ class Settings:
     def together_with(self, info: StepInfo) -> Settings:
         """These settings and those of a file that is about to be replaced, so that it loses no matrix."""
         filters = dict.fromkeys((*map(_filter, info.settings["filters"]), *self.filters))
-        return Settings(max(self.top_k, info.settings["top_k"]), tuple(filters))
+        return Settings(max(self.top_k, info.settings["top_k"]), tuple(filters), self.weights)
 
     def as_plain(self) -> dict[str, Any]:
         """For the store."""
-        return {"top_k": self.top_k, "filters": [[list(match), list(skip)] for match, skip in self.filters]}
+        filters = [[list(match), list(skip)] for match, skip in self.filters]
+        return {"top_k": self.top_k, "filters": filters, "weights": self.weights}
 
 
 def _filter(plain: Sequence[Sequence[str]]) -> Filter:
@@ -116,7 +119,7 @@ class Job:
             with StepWriter(store, info) as writer:
                 for matrix, found in self._as_they_come(pool, known, report):
                     record = records[matrix.name]
-                    record.raw_hash, result = found
+                    record.raw_hash, record.sparsity, result = found
                     record.reason, record.failed, record.note = result.reason, result.failed, result.note
                     writer.add(record, result.singular_values, result.left, result.right)
                     known.is_in(writer, record)
@@ -147,16 +150,22 @@ class Job:
             yield matrix, future.result()
 
     def _decompose(self, matrix: Matrix, pool: Pool, known: Known) -> Found:
-        """The hash of the tensor's bytes and its decomposition."""
+        """The hash of the matrix's bytes as stored, its sparsity, and its decomposition."""
         tensor = self._checkpoint.load(matrix.tensor)
-        raw_hash = hash_tensor(tensor)
+        piece = matrix.cut(tensor)
+        raw_hash = hash_tensor(piece)
 
         def compute() -> Decomposition:
+            if not matrix.has_vectors:
+                return norms_of_rows(matrix.of(tensor), matrix.shape)
             with pool.device() as device:
                 return decompose(matrix.of(tensor), self._settings.top_k, device)
 
-        vectors = min(self._settings.top_k, matrix.rank)
-        return raw_hash, known.get(raw_hash, matrix, vectors, compute)
+        return raw_hash, share_of_zeros(piece), known.get(raw_hash, matrix, self._vectors(matrix), compute)
+
+    def _vectors(self, matrix: Matrix) -> int:
+        """How many singular vectors of either side are kept."""
+        return min(self._settings.top_k, matrix.rank) if matrix.has_vectors else 0
 
     def _step_info(self, store: Path) -> StepInfo:
         records = [
@@ -166,9 +175,10 @@ class Job:
                 dtype=matrix.dtype,
                 role=matrix.role,
                 raw_hash="",
-                vectors=min(self._settings.top_k, matrix.rank),
+                vectors=self._vectors(matrix),
                 guessed=matrix.guessed,
                 tied=matrix.tied,
+                made_of=matrix.made_of,
             )
             for matrix in self.plan.matrices
         ]
@@ -194,6 +204,7 @@ def look_up(
     if not path.exists():
         return LookUp(False, settings)
     info, _ = read_step(path)
+    require_same_weights(info, settings.weights)
     if not trust_mtime:
         for record in info.records:
             read_vectors(info, record)  # raises where they were altered
@@ -210,6 +221,16 @@ def look_up(
             f"name another store for {reference.path} with -o"
         )
     return LookUp(False, settings, content)
+
+
+def require_same_weights(info: StepInfo, weights: str) -> None:
+    """Raises RequestError where a file of the store is of another copy of the model, live or averaged."""
+    stored = info.settings.get("weights", "live")
+    if stored != weights:
+        raise RequestError(
+            f"{info.path.parent} holds {stored} weights of step {info.step}, which are not mixed with {weights} ones; "
+            "name another store with -o, or choose with --weights"
+        )
 
 
 def place(path: Path, stamp: Stamp) -> str:

@@ -11,13 +11,13 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from .checkpoints import Checkpoint, Reference, find_checkpoints, from_state_dicts
+from .checkpoints import Checkpoint, Container, Reference, find_checkpoints, from_state_dicts
 from .errors import (
     CheckpointError,
     NothingAnalysed,
@@ -25,14 +25,16 @@ from .errors import (
     SpectrascopeError,
     StoreDamaged,
     StoreError,
+    StoreUnwritable,
     unreadable,
 )
-from .job import Job, LookUp, Settings, look_up
+from .job import Job, LookUp, Settings, look_up, require_same_weights
 from .matrices import LEFT_OUT, Plan
 from .progress import Progress, Silent
+from .refused import describe_refused
 from .reuse import Known
 from .steps import select_steps
-from .store import Trajectory, open_for_writing, set_aside, step_path
+from .store import Trajectory, open_for_writing, read_info, set_aside, step_files, step_path
 from .words import counted, coverage_words, human_bytes, listed
 from .workers import Pool, choose_devices, open_pool, single_threaded
 
@@ -53,6 +55,7 @@ def analyze(
     workers: int | None = None,
     trust_mtime: bool = False,
     trust_pickle: bool = False,
+    weights: str = "auto",
     progress: Progress | None = None,
 ) -> Trajectory:
     """Decompose every weight matrix of a trajectory of checkpoints into a store, and open it.
@@ -70,6 +73,8 @@ def analyze(
     workers : threads of the pool; one per core by default
     trust_mtime : take files of unchanged size and time as unchanged, without reading them
     trust_pickle : load pickles that need more than the safe loader gives; they can run any code
+    weights : of checkpoints that hold averages (EMA) of the weights as well, which copy: live, averaged, or auto, which
+        is live where the first checkpoint has live weights. The two are never mixed
 
     Returns the store, opened for the steps asked for. `failures` lists what could not be read, `warnings` the rest.
     What the store already holds of the same content under the same settings is not computed again.
@@ -84,7 +89,7 @@ def analyze(
     progress = progress or Silent()
     devices, device_warning = choose_devices(device)
     settings = Settings(top_k, ((tuple(match), tuple(skip)),))
-    run = _Run(_store_path(source, out), settings, trust_mtime, progress)
+    run = _Run(_store_path(source, out), settings, trust_mtime, progress, weights)
     if device_warning:
         run.warn(device_warning)
     references, total = run.references(source, steps, step_regex, trust_pickle)
@@ -101,6 +106,7 @@ class _Run:
     settings: Settings
     trust_mtime: bool
     progress: Progress
+    weights: str = "auto"
     warnings: list[str] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -200,7 +206,7 @@ class _Run:
             container, warnings = reference.open()
             for warning in warnings:
                 self.warn(warning)
-            checkpoint = Checkpoint(container)
+            checkpoint = self._checkpoint(container)
             stamp = checkpoint.stamp()
             try:
                 found = look_up(self.store, reference, checkpoint, stamp, self.settings, self.trust_mtime)
@@ -214,8 +220,21 @@ class _Run:
             job = Job(reference, checkpoint, stamp, found)
             if job.plan.matrices:
                 return job
+            if refused := describe_refused(job.plan.refused):
+                raise CheckpointError(reference.path, refused)
             self._without_matrices.append(job.plan)
         return None
+
+    def _checkpoint(self, container: Container) -> Checkpoint:
+        """The checkpoint, in the one copy of the weights, live or averaged, that all of this run are read in."""
+        checkpoint = Checkpoint(container, self.weights)
+        if self.settings.weights != checkpoint.weights or self.weights == "auto":
+            self.weights = checkpoint.weights
+            self.settings = replace(self.settings, weights=checkpoint.weights)
+            for path in step_files(self.store).values():
+                with suppress(StoreDamaged):
+                    require_same_weights(read_info(path), checkpoint.weights)
+        return checkpoint
 
     def _finish(self, job: Job, pool: Pool, done: int, total: int) -> None:
         step = job.reference.step
@@ -230,6 +249,8 @@ class _Run:
             yield
         except CheckpointError as error:
             self.fail(error.path, reference.step, error.reason)
+        except StoreUnwritable as error:
+            self.fail(reference.path, reference.step, str(error))
         except SpectrascopeError:
             raise
         except MemoryError:

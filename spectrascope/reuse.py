@@ -15,7 +15,7 @@ from .errors import StoreDamaged, StoreError
 from .matrices import Matrix
 from .store import Record, StepInfo, StepWriter, read_info, read_step, read_vectors, step_files
 
-Key = tuple[str, tuple[int, int], str, bool, int]
+Key = tuple[str, tuple[int, int], str, str, int]
 
 
 class Known:
@@ -70,7 +70,8 @@ class Known:
 
 def _key(raw_hash: str, matrix: Matrix | Record, vectors: int) -> Key:
     """Equal for matrices whose decompositions are equal."""
-    return raw_hash, matrix.shape, matrix.dtype, matrix.role == "transposed conv", vectors
+    layout = matrix.role if matrix.role in ("transposed conv", "depthwise conv") else ""
+    return raw_hash, matrix.shape, matrix.dtype, layout, vectors
 
 
 def _read_back(writer: StepWriter, record: Record) -> Decomposition | None:

@@ -23,6 +23,7 @@ from spectrascope.cli import main
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 GROK = ROOT / "fixtures" / "grok"
+FORMATS = ROOT / "tests" / "data" / "formats"
 
 
 def mat(singular_values: Any, m: int, n: int, seed: int = 0, dtype: Any = np.float32) -> torch.Tensor:

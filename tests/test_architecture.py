@@ -22,11 +22,13 @@ LAYERS = [
     {"reuse"},
     {"metrics", "store", "checkpoints", "architectures"},
     {"workers"},
-    {"decompose", "matrices", "copies", "steps", "progress"},
-    {"words"},
+    {"decompose", "matrices", "copies", "refused", "steps", "progress"},
+    {"words", "skipping"},
+    {"roles"},
+    {"tensors"},
     {"errors"},
 ]
-TORCH = {"checkpoints", "matrices", "decompose", "workers", "landscape"}
+TORCH = {"checkpoints", "matrices", "skipping", "decompose", "workers", "landscape"}
 
 
 def part(path: Path) -> str:

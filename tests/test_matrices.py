@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from spectrascope.matrices import Plan, TensorInfo, model_order, plan, selected
+from spectrascope.matrices import Plan, model_order, plan, selected
+from spectrascope.tensors import TensorInfo
 
 
 def planned(tensors: dict[str, torch.Tensor], **options: Any) -> Plan:
@@ -115,8 +116,58 @@ def test_quantised_weights_are_not_covered() -> None:
     assert found.coverage == pytest.approx(0.25)
 
 
-def test_what_may_be_depthwise_is_a_guess() -> None:
-    assert only(torch.ones(8, 1, 3, 3), l__bias=torch.ones(8)) == ("conv", (8, 9), True)
+def test_depthwise_convolutions_are_known_by_their_predecessor() -> None:
+    filters = torch.ones(8, 1, 3, 3)
+    # The first matrix of a net reads the input, which may have one channel.
+    assert only(filters, l__bias=torch.ones(8)) == ("conv", (8, 9), False)
+    before = {"a.weight": torch.ones(8, 5), "a.bias": torch.ones(8), "l.weight": filters}
+    (_, matrix) = planned(before).matrices
+    assert (matrix.role, matrix.shape, matrix.guessed) == ("depthwise conv", (8, 72), False)
+    assert (matrix.rank, matrix.parameters, matrix.has_vectors) == (8, 72, False)
+    assert matrix.of(filters).shape == (8, 9)
+    assert planned(before).coverage == pytest.approx((40 + 72) / (40 + 72 + 8))
+    (_, matrix) = planned(before | {"a.weight": torch.ones(16, 5)}).matrices
+    assert (matrix.role, matrix.shape, matrix.guessed) == ("conv", (8, 9), True)
+
+
+def test_expert_stacks_are_known_by_name() -> None:
+    stack = torch.arange(3 * 6 * 5.0).reshape(3, 6, 5)
+    tensors = {"layers.0.mlp.experts.down_proj": stack, "layers.0.mlp.experts.down_proj_bias": torch.ones(3, 6)}
+    infos = {name: TensorInfo(name, tuple(t.shape), "float32") for name, t in tensors.items()}
+    found = plan(infos, {}, tensors.__getitem__)
+    assert [m.name for m in found.matrices] == [f"layers.0.mlp.experts.down_proj[{i}]" for i in range(3)]
+    assert all(m.role == "expert" and m.shape == (6, 5) for m in found.matrices)
+    assert torch.equal(found.matrices[2].of(stack), stack[2])
+    assert found.skipped[0].reason == "1-D, one bias per expert"
+    assert found.coverage == pytest.approx(90 / 108)
+    picked = plan(infos, {}, tensors.__getitem__, lambda name: selected(name, ["*down_proj[[]1]"], []))
+    assert [m.name for m in picked.matrices] == ["layers.0.mlp.experts.down_proj[1]"]
+    exact = plan(infos, {}, tensors.__getitem__, lambda name: selected(name, [found.matrices[1].name], []))
+    assert exact.matrices == [found.matrices[1]]
+    assert only(torch.ones(3, 6, 5), "experts.0.conv.weight")[0] == "conv"
+    assert only(torch.ones(3, 6, 5), "expert_conv.weight")[0] == "conv"
+    assert only(torch.ones(3, 6, 5), "stack") == "3-D, and not a convolution's weight"
+
+
+def test_fused_gate_and_up_projections_have_parts() -> None:
+    fused = torch.arange(8 * 3.0).reshape(8, 3)
+    infos = {"mlp.gate_up_proj.weight": TensorInfo("mlp.gate_up_proj.weight", (8, 3), "bfloat16")}
+    found = plan(infos, {}, lambda name: fused)
+    whole, gate, up = found.matrices
+    assert [m.name for m in found.matrices] == [whole.tensor, f"{whole.tensor}[gate]", f"{whole.tensor}[up]"]
+    assert torch.equal(torch.cat([gate.of(fused), up.of(fused)]), whole.of(fused))
+    assert gate.shape == up.shape == (4, 3)
+    assert found.coverage == 1.0
+
+    def parts(name: str, **beside: tuple[int, ...]) -> list[str]:
+        shapes = {name: (8, 3)} | {key.replace("__", "."): shape for key, shape in beside.items()}
+        infos = {key: TensorInfo(key, shape, "float32") for key, shape in shapes.items()}
+        return [m.name for m in plan(infos, {}, lambda name: fused).matrices if m.tensor == name]
+
+    # OLMo's gate is the second half; where `ff_out` reads all of it there is no gate.
+    assert parts("b.ff_proj.weight", b__ff_out__weight=(3, 4))[1:] == ["b.ff_proj.weight[up]", "b.ff_proj.weight[gate]"]
+    assert parts("b.ff_proj.weight", b__ff_out__weight=(3, 8)) == ["b.ff_proj.weight"]
+    assert parts("b.ff_proj.weight") == ["b.ff_proj.weight"]
 
 
 def test_match_and_skip() -> None:

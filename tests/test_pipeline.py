@@ -351,7 +351,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match="no space is left on the disk"):
+    with pytest.raises(NothingAnalysed, match="no space is left on the disk"):
         spectrascope.analyze(iter(trajectory()), tmp_path / "x.spectra")
     assert not (tmp_path / "x.spectra").exists()
 

@@ -2,15 +2,20 @@
 
 find.py          sources -> checkpoints in step order
 steps.py         the step of a checkpoint, from its name
-checkpoint.py    one checkpoint: bare names, ties, content hash
+checkpoint.py    one checkpoint: bare names, effective weights, ties, content hash
 container.py     the protocol that every format keeps
 formats.py       which format opens which suffix
-safetensors_file.py, torch_file.py, npz_file.py, sharded.py, memory.py    one file per format
+safetensors_file.py, torch_file.py, npz_file.py, sharded.py, distributed.py, memory.py    one file per format
+deepspeed.py, foreign.py, placeholders.py    what is recognised and refused
 directory.py     which files of a directory are its weights
-names.py         wrapper prefixes, and the state dict inside a training checkpoint
+payload.py       the state dict, and averages of it, inside a training checkpoint
+averages.py      live weights and averaged copies of them (EMA), told apart
+names.py         wrapper prefixes
+effective/       re-parametrised, quantised and adapted weights as they act in the network
 """
 
 from .checkpoint import Checkpoint
+from .container import Container
 from .find import Found, Reference, find_checkpoints, from_state_dicts
 
-__all__ = ["Checkpoint", "Found", "Reference", "find_checkpoints", "from_state_dicts"]
+__all__ = ["Checkpoint", "Container", "Found", "Reference", "find_checkpoints", "from_state_dicts"]

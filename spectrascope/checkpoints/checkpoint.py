@@ -5,16 +5,24 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
-from ..matrices import TensorInfo, model_order
+from ..matrices import model_order
+from ..tensors import TensorInfo
+from .averages import choose_weights, mark_averages, names_of
 from .container import Container
+from .effective import Beside, resolve
 from .names import without_wrappers
+from .placeholders import refuse_without_values
 
 if TYPE_CHECKING:
     import torch
+
+
+CHANGED = "changed while it was being read; analyse it again"
 
 
 class Checkpoint:
@@ -22,24 +30,56 @@ class Checkpoint:
 
     Attributes
     ----------
-    tensors : dict of name -> TensorInfo, wrapper prefixes stripped, in the model's order
+    tensors : dict of name -> TensorInfo, wrapper prefixes stripped, effective weights in place, in the model's order
     tied : dict of name -> the earlier name that it shares memory with
+    weights : "live" or "averaged", the copy of the model that `tensors` are of
     path : what to show a person
 
-    Raises CheckpointError where two tensors come to the same name.
+    `weights` as an argument is the copy that is wanted; "auto" is the live one if there is any.
+
+    Raises CheckpointError where two tensors come to the same name, or there are names without values; RequestError
+    where the copy that is wanted is not there.
     """
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, weights: str = "auto") -> None:
         self.path = container.path
         self._container = container
-        listed = {info.name: info for info in container.tensors()}
-        self._stored_name = self._unwrap(list(listed))
+        self._files = container.files()
+        self._stamp = stamp(self._files)
+        listed = mark_averages({info.name: info for info in container.tensors()})
+        refuse_without_values(container.path, listed.values())
+        self.weights = choose_weights(container.path, listed, weights)
+        chosen, listed = names_of(listed, self.weights)
+        bare = self._unwrap(chosen)
+        # What is left out is listed under a name of its own.
+        self._stored_name = bare | {
+            name if name not in bare else f"{name} (left out)": name for name in listed if name not in chosen
+        }
         order = list(self._stored_name) if container.ordered else model_order(list(self._stored_name))
-        self.tensors = {name: _renamed(listed[self._stored_name[name]], name) for name in order}
+        stored = {name: replace(listed[self._stored_name[name]], name=name) for name in order}
+        beside = Beside(self._stored, self._files[0].parent if self._files else None)
+        self.tensors, self._effective = resolve(stored, beside)
+        self._files += [path for name in beside.used if (path := beside.path(name))]
+        self._stamp = stamp(self._files)
         self.tied = _tied(self.tensors)
 
     def load(self, name: str) -> torch.Tensor:
-        """The tensor of this name, on the CPU. Raises CheckpointError, which names it, where it cannot be read."""
+        """The tensor of this name, on the CPU; an effective weight as it acts in the network.
+
+        Raises CheckpointError, which names the tensor, where it cannot be read or its file has changed.
+        """
+        effective = self._effective.get(name)
+        if effective is None:
+            return self._stored(name)
+        tensor = effective.make(*map(self._stored, effective.parts))
+        if tuple(tensor.shape) != effective.info.shape:
+            raise CheckpointError(self.path, f"{name} comes out as {tuple(tensor.shape)}, not {effective.info.shape}")
+        return tensor
+
+    def _stored(self, name: str) -> torch.Tensor:
+        # A mapped file that got shorter ends the process, so it is looked at before every read.
+        if stamp(self._files) != self._stamp:
+            raise CheckpointError(self.path, CHANGED)
         try:
             return self._container.load(self._stored_name[name])
         except (OSError, RuntimeError, ValueError) as error:
@@ -47,13 +87,12 @@ class Checkpoint:
 
     def stamp(self) -> list[tuple[str, int, int]]:
         """Name, size and modification time (ns) of each weight file. Raises CheckpointError if one is gone."""
-        return stamp(self._container.files())
+        return stamp(self._files)
 
     def content_hash(self) -> str:
         """sha256 over the weight files, or over the tensors where there is no file."""
-        files = self._container.files()
-        if files:
-            return hash_files(files)
+        if self._files:
+            return hash_files(self._files)
         digest = hashlib.sha256()
         for name, info in self.tensors.items():
             digest.update(repr((name, info.shape, info.dtype)).encode())
@@ -61,9 +100,12 @@ class Checkpoint:
                 digest.update(hash_tensor(self.load(name)).encode())
         return digest.hexdigest()
 
-    def _unwrap(self, names: list[str]) -> dict[str, str]:
+    def _unwrap(self, names: dict[str, str]) -> dict[str, str]:
+        """The bare names -> the stored ones, of stored names -> names that may have wrappers before them."""
         stored: dict[str, str] = {}
-        for name, bare in without_wrappers(names).items():
+        bare_name = without_wrappers(names.values())
+        for name, wrapped in names.items():
+            bare = bare_name[wrapped]
             if bare in stored:
                 raise CheckpointError(self.path, f"{stored[bare]!r} and {name!r} are both {bare!r} without wrappers")
             stored[bare] = name
@@ -104,8 +146,9 @@ def hash_tensor(tensor: torch.Tensor) -> str:
     return hashlib.sha256(memoryview(raw.numpy())).hexdigest()
 
 
-def _renamed(info: TensorInfo, name: str) -> TensorInfo:
-    return TensorInfo(name, info.shape, info.dtype, info.storage, info.problem)
+def share_of_zeros(tensor: torch.Tensor) -> float:
+    """The share of a tensor's entries that are exactly zero, in [0, 1]."""
+    return 1.0 - float(tensor.count_nonzero()) / float(tensor.numel())
 
 
 def _tied(tensors: dict[str, TensorInfo]) -> dict[str, str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from ..errors import CheckpointError
-from ..matrices import TensorInfo
+from ..tensors import TensorInfo
+from .foreign import refuse_foreign
 
 # A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
 REOPEN_AFTER = 64 * 2**20
@@ -57,6 +58,7 @@ def require_content(path: Path) -> None:
         raise CheckpointError(path, "is empty (0 bytes)")
     if start == LFS_POINTER:
         raise CheckpointError(path, "is a Git LFS pointer, not the weights; run `git lfs pull` to fetch them")
+    refuse_foreign(path, start)
 
 
 def describe_tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
@@ -64,13 +66,29 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape)
     if tensor.is_meta:
-        return TensorInfo(name, shape, dtype, problem="a meta tensor: the file holds its shape, not its values")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return TensorInfo(name, shape, dtype, problem=f"stored as {str(tensor.layout).removeprefix('torch.')}")
+        return TensorInfo(
+            name, shape, dtype, problem="a meta tensor: the file holds its shape, not its values", is_meta=True
+        )
+    if not type(tensor).__module__.startswith(("torch.nn", "torch._tensor")) and type(tensor) is not torch.Tensor:
+        problem = f"a {type(tensor).__name__}, not a plain tensor; gather or convert it before it is saved"
+        return TensorInfo(name, shape, dtype, problem=problem, kind="refused")
+    if tensor.is_quantized:
+        problem = "quantised by torch; save tensor.dequantize()"
+        return TensorInfo(name, shape, dtype, problem=problem, kind="refused")
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        problem = f"stored as {layout}, which is not read; save tensor.to_dense()"
+        return TensorInfo(name, shape, dtype, problem=problem, kind="refused")
+    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if tensor.numel() > stored:
+        problem = f"an expanded view: {stored:,} stored numbers stand for {tensor.numel():,}"
+        return TensorInfo(name, shape, dtype, problem=problem)
     view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), dtype)
     return TensorInfo(name, shape, dtype, storage=view if tensor.numel() else None)
 
 
-def describe_left_out(left_out: Mapping[str, str]) -> list[TensorInfo]:
+def describe_left_out(left_out: Mapping[str, str], tensors: Collection[str]) -> list[TensorInfo]:
     """Entries of a file that are no tensors of its model, so that they are listed as skipped."""
-    return [TensorInfo(key, (), "-", problem=reason) for key, reason in left_out.items()]
+    return [
+        TensorInfo(key, (), "-", problem=reason, kind="other") for key, reason in left_out.items() if key not in tensors
+    ]

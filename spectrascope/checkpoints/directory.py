@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 from ..errors import CheckpointError
 from .checkpoint import hash_tensor
 from .container import Container
+from .deepspeed import WHOLE, deepspeed_directory, whole_weights
+from .distributed import METADATA, UNFINISHED, DistributedDirectory, is_distributed
+from .foreign import foreign_by_name
 from .formats import format_of, open_file
+from .safetensors_file import CONSOLIDATE
 from .sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
 
 # What trainers leave beside the weights.
@@ -19,31 +24,60 @@ NOT_WEIGHTS = re.compile(
     re.IGNORECASE,
 )
 # The names that a model's weights have inside a checkpoint directory, best first.
-WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+WHOLE_FILES = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+# Where Accelerate puts the weights of a model under FSDP.
+ACCELERATE = "pytorch_model_fsdp_*"
+
+# What torch.distributed.checkpoint calls the safetensors of each process.
+PROCESS = re.compile(r"shard-(\d{5})-.*\.safetensors$")
 
 Opener = Callable[[], Container]
 
 
 def is_weight_file(path: Path) -> bool:
     """Whether a file may be a checkpoint, by its name."""
-    name = path.name
-    return format_of(path) is not None and not name.startswith(".") and not NOT_WEIGHTS.match(name) and path.is_file()
+    return format_of(path) is not None and _may_be_weights(path)
+
+
+def is_foreign_file(path: Path) -> bool:
+    """Whether a file is, by its name, a checkpoint of a format that is recognised and refused."""
+    return foreign_by_name(path) is not None and _may_be_weights(path)
+
+
+def _may_be_weights(path: Path) -> bool:
+    return not path.name.startswith(".") and not NOT_WEIGHTS.match(path.name) and path.is_file()
 
 
 def has_checkpoint_names(path: Path) -> bool:
     """Whether a directory holds files under the names that the weights of one checkpoint have."""
     names = _names(path)
-    known = {*WHOLE_FILES, *INDICES}
+    known = {*WHOLE_FILES, *INDICES, METADATA}
     return any(name in known or (SHARD.match(name) and is_weight_file(path / name)) for name in names)
 
 
 def is_checkpoint_directory(path: Path) -> bool:
-    """Whether a directory holds one checkpoint: weights under such names, or one weight file of any name."""
+    """Whether a directory holds one checkpoint: weights under such names, or one weight file of any name.
+
+    Those of other tools, which may be refused when they are opened, count as well.
+    """
     try:
-        return has_checkpoint_names(path) or sum(is_weight_file(path / name) for name in _names(path)) == 1
+        names = _names(path)
+        weights = sum(is_weight_file(path / name) for name in names)
+        foreign = sum(is_foreign_file(path / name) for name in names)
+        return weights == 1 or (weights == 0 and foreign == 1) or has_checkpoint_names(path) or _is_of_a_tool(path)
     except OSError:
         return False
+
+
+def _is_of_a_tool(path: Path) -> bool:
+    return _distributed_inside(path) is not None or deepspeed_directory(path) is not None
+
+
+def _distributed_inside(path: Path) -> Path | None:
+    """The torch.distributed.checkpoint that a directory is, or that Accelerate has put into it."""
+    return next((one for one in (path, *sorted(path.glob(ACCELERATE))) if is_distributed(one)), None)
 
 
 def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, list[str]]:
@@ -57,6 +91,8 @@ def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, l
         names = _names(path)
     except OSError as error:
         raise CheckpointError(path, f"cannot be read ({error.strerror})") from error
+    if len({found[1] for name in names if (found := PROCESS.match(name))}) > 1:
+        raise CheckpointError(path, f"holds the shards of several processes; {CONSOLIDATE}")
     indices = [path / name for name in INDICES if name in names]
     stale = [index for index in indices if _is_stale(index)]
     sets = _sets(path, names, [index for index in indices if index not in stale], opener)
@@ -66,7 +102,7 @@ def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, l
         f"{index}: a stale index, none of its shards is there; reading {next(iter(sets))} instead" for index in stale
     ]
     if not sets:
-        sets = _lone_file(path, names, opener)
+        sets = _of_a_tool(path, opener) or _lone_file(path, names, opener)
     (label, first), *others = sets.items()
     container = first()
     return container, warnings + [line for other in others if (line := _differs(path, label, container, *other))]
@@ -84,8 +120,8 @@ def _sets(path: Path, names: list[str], indices: list[Path], opener: Callable[[P
     """Every complete set of weights in the directory under the name it is known by, best first."""
     sets: dict[str, Opener] = {}
     indexed = {file for index in indices for file in read_index(index).values()}
-    for whole, index_name in zip(WHOLE_FILES, INDICES, strict=True):
-        if path / index_name in indices:
+    for whole, index_name in zip_longest(WHOLE_FILES, INDICES):
+        if index_name and path / index_name in indices:
             sets[index_name] = partial(open_index, path / index_name, opener)
         if whole in names:
             sets[whole] = partial(opener, path / whole)
@@ -95,9 +131,23 @@ def _sets(path: Path, names: list[str], indices: list[Path], opener: Callable[[P
     return sets
 
 
+def _of_a_tool(path: Path, opener: Callable[[Path], Container]) -> dict[str, Opener]:
+    """The weights that torch.distributed.checkpoint or DeepSpeed has saved. Raises CheckpointError for partial ones."""
+    distributed = _distributed_inside(path)
+    if distributed is not None:
+        return {distributed.name: partial(DistributedDirectory, distributed)}
+    states = deepspeed_directory(path)
+    return {WHOLE: partial(opener, whole_weights(states))} if states is not None else {}
+
+
 def _lone_file(path: Path, names: list[str], opener: Callable[[Path], Container]) -> dict[str, Opener]:
     weights = [name for name in names if is_weight_file(path / name)]
     if len(weights) != 1:
+        foreign = [path / name for name in names if is_foreign_file(path / name)]
+        if not weights and any(name.endswith(".distcp") for name in names):
+            raise CheckpointError(path, UNFINISHED)
+        if not weights and foreign:
+            open_file(foreign[0])  # raises, naming the format
         if not weights:
             raise CheckpointError(path, "holds no weights of a format that is read here")
         listed = ", ".join(weights)

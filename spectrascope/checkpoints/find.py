@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
-from ..matrices import natural_key
+from ..tensors import natural_key
 from .container import Container
-from .directory import has_checkpoint_names, is_checkpoint_directory, is_weight_file, open_directory
+from .deepspeed import deepspeed_directory
+from .directory import (
+    has_checkpoint_names,
+    is_checkpoint_directory,
+    is_foreign_file,
+    is_weight_file,
+    open_directory,
+)
 from .formats import open_file
 from .memory import StateDict
 from .steps import LARGEST_STEP, compile_step_regex, step_in_name
@@ -115,9 +122,15 @@ def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
     families = {_family(path) for path in folders if is_checkpoint_directory(path)}
     directories = [of_directory(p) if _family(p) in families else _Candidate(p, None) for p in folders]
     stepped = [one for one in directories if one.open and step_in_name(one.path.name) is not None]
-    if not stepped and has_checkpoint_names(source):
+    # Trainers put the states of DeepSpeed, in directories of their own, beside the weights of the same step.
+    if not stepped and deepspeed_directory(source) == source:
         return [of_directory(source)]
-    return directories + [of_file(path) for path in children if is_weight_file(path)]
+    if has_checkpoint_names(source) and all(deepspeed_directory(one.path) for one in stepped):
+        return [of_directory(source)]
+    found = directories + [of_file(path) for path in children if is_weight_file(path)]
+    if any(one.open for one in found) or not is_checkpoint_directory(source):
+        return found + ([] if found else [of_file(path) for path in children if is_foreign_file(path)])
+    return [of_directory(source)]
 
 
 def _near(source: Path) -> str:

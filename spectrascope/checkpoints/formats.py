@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .container import Container
+from .foreign import foreign_by_name
 from .npz_file import NpzFile
 from .safetensors_file import SafetensorsFile
 from .torch_file import TorchFile
@@ -27,6 +28,9 @@ FORMATS: dict[str, Callable[[Path, bool], Container]] = {
 def open_file(path: Path, trust_pickle: bool = False) -> Container:
     """The container of one weight file, by its suffix. Raises CheckpointError."""
     suffix = format_of(path)
+    foreign = foreign_by_name(path) if suffix is None else None
+    if foreign is not None:
+        raise foreign.refusal(path)
     if suffix is None:
         raise CheckpointError(path, f"is not a checkpoint format that is read here ({', '.join(FORMATS)})")
     return FORMATS[suffix](path, trust_pickle)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..errors import CheckpointError
-from ..matrices import TensorInfo
+from ..tensors import TensorInfo
 from .container import describe_left_out, describe_tensor
-from .names import find_state_dict
+from .payload import find_state_dict
 
 
 class StateDict:
@@ -25,12 +25,13 @@ class StateDict:
 
     def __init__(self, state_dict: Mapping[str, Any], label: str) -> None:
         self.path = Path(label)
-        found, self._left_out = find_state_dict(state_dict, label)
-        self._tensors = {name: self._tensor(name, value) for name, value in found.items()}
+        found = find_state_dict(state_dict, label)
+        self._left_out = found.left_out
+        self._tensors = {name: self._tensor(name, value) for name, value in found.all.items()}
 
     def tensors(self) -> list[TensorInfo]:
         found = [describe_tensor(name, tensor) for name, tensor in self._tensors.items()]
-        return found + describe_left_out({key: why for key, why in self._left_out.items() if key not in self._tensors})
+        return found + describe_left_out(self._left_out, self._tensors)
 
     def load(self, name: str) -> torch.Tensor:
         return self._tensors[name].cpu()

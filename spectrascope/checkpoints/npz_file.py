@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ..errors import CheckpointError, unreadable
-from ..matrices import TensorInfo
+from ..tensors import TensorInfo
 from .container import require_content
-from .names import as_step
+from .payload import as_step
 
 
 class NpzFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
-from ..matrices import TensorInfo
+from ..tensors import TensorInfo
 from . import container
 from .container import require_content
 
@@ -26,7 +27,14 @@ DTYPES = {
     "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "C64": "complex64",
 }
+# What torch.distributed.checkpoint says of pieces of tensors in a safetensors file.
+SHARDING = "DCP_SHARDING_INFO"
+CONSOLIDATE = "put them together first, with consolidate_safetensors_files of torch.distributed.checkpoint"
 
 
 class SafetensorsFile:
@@ -44,6 +52,7 @@ class SafetensorsFile:
     def tensors(self) -> list[TensorInfo]:
         with self._lock:
             file = self._open()
+            self._refuse_a_shard(file.metadata() or {})
             return [self._describe(file, name) for name in file.keys()]  # noqa: SIM118 (not a mapping)
 
     def load(self, name: str) -> torch.Tensor:
@@ -71,6 +80,16 @@ class SafetensorsFile:
                 raise CheckpointError(self.path, _cause(self.path, error)) from error
             self._handed_out = 0
         return self._file
+
+    def _refuse_a_shard(self, metadata: dict[str, str]) -> None:
+        """Raises CheckpointError where the tensors are pieces that do not begin at 0, of which others are elsewhere."""
+        try:
+            offsets = [one["saved_offsets"] for one in json.loads(metadata.get(SHARDING, "{}")).values()]
+            is_shard = any(any(one) for one in offsets)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            is_shard = False
+        if is_shard:
+            raise CheckpointError(self.path, f"holds the shards of one process; {CONSOLIDATE}")
 
     @staticmethod
     def _describe(file: Any, name: str) -> TensorInfo:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
-from ..matrices import TensorInfo
+from ..tensors import TensorInfo
 from .container import Container
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import threading
 import zipfile
@@ -12,18 +13,35 @@ import numpy as np
 import torch
 
 from ..errors import CheckpointError
-from ..matrices import TensorInfo
+from ..tensors import TensorInfo
 from . import container
 from .container import describe_left_out, describe_tensor, require_content
-from .names import find_state_dict, step_in
+from .foreign import refuse_foreign_archive
+from .payload import Payload, find_state_dict, step_in
 from .pickles import globals_in
 
 # What every file of torch.save asks for.
 HARMLESS = re.compile(r"torch\.\w+$|torch\._utils\.|torch\.storage\.|collections\.OrderedDict$|numpy\.(_?core\.|dtype)")
 
+# What a refused pickle is, by the names that it asks for, and what to do instead.
+_SHARDS = (
+    "holds the shards of one process",
+    "Save the full state dict, or all of it with torch.distributed.checkpoint, which is read here; or i",
+)
+KNOWN_REQUESTS = {
+    "torch.distributed.tensor.": _SHARDS,
+    "torch.distributed._tensor.": _SHARDS,
+    "torch.distributed._shard.": _SHARDS,
+    "torch.nn.modules.": ("holds a whole pickled model, not a state dict", "Save model.state_dict() instead; or i"),
+}
+REFUSED = ("was refused by the safe loader", "I")
 
-def _allow_numpy_scalars() -> None:
-    """NumPy scalars (a best loss, a step) are harmless and common; both homes of `scalar` are named in files."""
+
+def _allow_harmless() -> None:
+    """NumPy scalars (a best loss, a step) and the arguments of a script: common, and they run nothing.
+
+    Both homes of NumPy's `scalar` are named in files.
+    """
     scalar = np.float64(0).__reduce__()[0]
     scalar_types = {type(np.dtype(code)) for code in "?bhilqBHILQefd"}
     torch.serialization.add_safe_globals(
@@ -32,11 +50,12 @@ def _allow_numpy_scalars() -> None:
             (scalar, "numpy._core.multiarray.scalar"),
             np.dtype,
             *scalar_types,
+            argparse.Namespace,
         ]
     )
 
 
-_allow_numpy_scalars()
+_allow_harmless()
 
 
 class TorchFile:
@@ -49,22 +68,24 @@ class TorchFile:
         self._trust_pickle = trust_pickle
         self._lock = threading.Lock()
         self._payload: Any = None
-        self._found: tuple[dict[str, torch.Tensor], dict[str, str]] | None = None
+        self._found: Payload | None = None
         self._handed_out = 0
         require_content(path)
         self._is_zip = _is_zip(path)
+        if self._is_zip:
+            refuse_foreign_archive(path)
 
     def tensors(self) -> list[TensorInfo]:
         with self._lock:
-            tensors, left_out = self._state_dict()
-            found = [describe_tensor(name, tensor) for name, tensor in tensors.items()]
-            return found + describe_left_out({key: why for key, why in left_out.items() if key not in tensors})
+            found = self._state_dict()
+            tensors = [describe_tensor(name, tensor) for name, tensor in found.all.items()]
+            return tensors + describe_left_out(found.left_out, found.all)
 
     def load(self, name: str) -> torch.Tensor:
         with self._lock:
             if self._is_zip and self._handed_out > container.REOPEN_AFTER:
                 self._payload = self._found = None
-            tensor = self._state_dict()[0][name]
+            tensor: torch.Tensor = self._state_dict().all[name]
             self._handed_out += tensor.nbytes
             return tensor.detach()
 
@@ -75,7 +96,7 @@ class TorchFile:
     def files(self) -> list[Path]:
         return [self.path]
 
-    def _state_dict(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    def _state_dict(self) -> Payload:
         payload = self._read()
         if isinstance(payload, torch.nn.Module):  # only where the user trusts the file
             payload = payload.state_dict()
@@ -101,6 +122,10 @@ class TorchFile:
             raise CheckpointError(self.path, _cause(self.path, error)) from error
 
 
+def _any_begins(names: list[str], start: str) -> bool:
+    return any(name.startswith(start) for name in names)
+
+
 def _is_zip(path: Path) -> bool:
     try:
         return zipfile.is_zipfile(path)
@@ -121,9 +146,10 @@ def _cause(path: Path, error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read ({error.strerror})"
     if asked := [name for name in globals_in(path) if not HARMLESS.match(name)]:
+        what, instead = next((one for name, one in KNOWN_REQUESTS.items() if _any_begins(asked, name)), REFUSED)
         return (
-            f"was refused by the safe loader: it asks for {', '.join(f'`{name}`' for name in asked[:3])}, which "
-            "could run any code. If you trust whoever made the file, --trust-pickle loads it all the same"
+            f"{what}: it asks for {', '.join(f'`{name}`' for name in asked[:3])}, which "
+            f"could run any code. {instead}f you trust whoever made the file, --trust-pickle loads it all the same"
         )
     text = re.split(r"WeightsUnpickler error:\s*", str(error))[-1].strip()
     first_line = text.splitlines()[0] if text and not isinstance(error, KeyError) else type(error).__name__

@@ -56,6 +56,10 @@ TrustPickleOption = Annotated[
     bool,
     typer.Option("--trust-pickle", help="Load pickles that the safe loader refuses. They can run any code."),
 ]
+WeightsOption = Annotated[
+    str,
+    typer.Option("--weights", metavar="WHICH", help="live, averaged (EMA), or auto: live ones where there are any."),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr, only errors.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

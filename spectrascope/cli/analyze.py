@@ -21,6 +21,7 @@ from ._options import (
     StepRegexOption,
     StepsOption,
     TrustPickleOption,
+    WeightsOption,
     paths_meant,
 )
 from ._output import Output
@@ -49,6 +50,7 @@ def analyze(
         typer.Option("--trust-mtime", help="Files of unchanged size and time are unchanged: do not read them."),
     ] = False,
     trust_pickle: TrustPickleOption = False,
+    weights: WeightsOption = "auto",
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -78,6 +80,7 @@ def analyze(
                 workers=workers,
                 trust_mtime=trust_mtime,
                 trust_pickle=trust_pickle,
+                weights=weights,
                 progress=progress,
             )
         except KeyboardInterrupt:
@@ -87,7 +90,7 @@ def analyze(
             for cause in error.causes:
                 output.fail(cause)
             raise
-    failed = sum(failure["matrix"] is None for failure in trajectory.failures)
+    failed = sum(failure["step"] not in trajectory.steps for failure in trajectory.failures)
     if failed:
         output.say(f"{len(trajectory.steps)} of {counted(len(trajectory.steps) + failed, 'checkpoint')} analysed")
     rows = rank_rows(trajectory, trajectory.steps, trajectory.matrices)

@@ -88,7 +88,7 @@ def report_ranks(
         command,
         source,
         rows,
-        columns=["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "reason"],
+        columns=["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "sparsity", "made_of", "reason"],
         tables=lambda: [
             rank_details(rows) if details or len(steps) == 1 else rank_summary(rows, steps, output.terminal_width)
         ],

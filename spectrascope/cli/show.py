@@ -20,6 +20,7 @@ from ._options import (
     StepRegexOption,
     StepsOption,
     TrustPickleOption,
+    WeightsOption,
     paths_meant,
 )
 from ._output import Output
@@ -32,6 +33,7 @@ def show(
     match: MatchOption = None,
     skip: SkipOption = None,
     trust_pickle: TrustPickleOption = False,
+    weights: WeightsOption = "auto",
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -45,7 +47,7 @@ def show(
     from ..inspection import inspect
 
     try:
-        found = inspect(paths, steps, step_regex, match or (), skip or (), trust_pickle)
+        found = inspect(paths, steps, step_regex, match or (), skip or (), trust_pickle, weights)
     except NothingAnalysed as error:
         for cause in error.causes:
             output.fail(cause)
@@ -54,7 +56,7 @@ def show(
         "show",
         ", ".join(sources),
         found.matrices + (_as_rows(found.skipped) if format in (Format.csv, Format.jsonl) else []),
-        columns=["matrix", "shape", "dtype", "role", "guessed", "tied", "steps", "reason"],
+        columns=["matrix", "shape", "dtype", "role", "guessed", "tied", "made_of", "steps", "reason"],
         tables=lambda: _tables(found, len(found.steps)),
         warnings=found.warnings,
         failures=found.failures,
@@ -76,6 +78,7 @@ def _as_rows(skipped: list[Row]) -> list[Row]:
             "role": None,
             "guessed": False,
             "tied": [],
+            "made_of": None,
             "steps": None,
             "reason": one["reason"],
         }
@@ -104,7 +107,8 @@ def _role(row: dict[str, Any]) -> str:
 
 
 def _note(row: dict[str, Any], count: int) -> str:
-    notes = [f"tied: {', '.join(row['tied'])}"] if row["tied"] else []
+    notes = [row["made_of"]] if row["made_of"] else []
+    notes += [f"tied: {', '.join(row['tied'])}"] if row["tied"] else []
     if row["steps"] < count:
         notes.append(f"in {row['steps']} of {count} checkpoints")
     return "; ".join(notes)

@@ -48,6 +48,8 @@ def rank_rows(trajectory: Trajectory, steps: list[int], matrices: list[str]) -> 
                     "shape": list(shape),
                     "dtype": dtype,
                     **values,
+                    "sparsity": record.sparsity,
+                    "made_of": record.made_of,
                     "reason": reason,
                 }
     return [rows[step, matrix] for step in steps for matrix in matrices if (step, matrix) in rows]

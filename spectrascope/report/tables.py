@@ -107,11 +107,11 @@ def rank_details(rows: Sequence[Row]) -> Table:
     """One line per step and matrix with every column; of one step alone, the step is the title."""
     steps = {row["step"] for row in rows}
     several = len(steps) > 1
-    table = Table([*(["step"] if several else []), Words("matrix"), "shape", *SHORT_NAMES.values(), Words("reason")])
+    table = Table([*(["step"] if several else []), Words("matrix"), "shape", *SHORT_NAMES.values(), Words("note")])
     table.title = "" if several else _span(list(steps))
     for row in rows:
         cells = [row["matrix"], shape(row["shape"]), *(number(row[name]) for name in SHORT_NAMES)]
-        table.lines.append([*([str(row["step"])] if several else []), *cells, row["reason"] or ""])
+        table.lines.append([*([str(row["step"])] if several else []), *cells, _note(row)])
     return table
 
 
@@ -168,7 +168,7 @@ def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int], bars
     present = [row for row in found.values() if row["effective_rank"] is not None]
     lowest: dict[str, Any] = min(present, key=lambda row: row["effective_rank"]) if present else {}
     course = [found[step]["norm_effective_rank"] if step in found else None for step in steps]
-    broken = next((row["reason"] for row in found.values() if row["reason"]), None)
+    broken = next((row["reason"] for row in found.values() if row["reason"]), _note(last))
     return [
         matrix,
         shape(last["shape"]),
@@ -181,6 +181,14 @@ def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int], bars
         number(last["frobenius_norm"]),
         sparkline(course, can_draw_bars(), bars) + (f"  {broken}" if broken else ""),
     ]
+
+
+def _note(row: Row) -> str:
+    """Why there is no number; else how the weight comes about, and how many of its entries are zero."""
+    if row["reason"]:
+        return str(row["reason"])
+    zeros = [f"{row['sparsity']:.1%} zeros"] if row["sparsity"] else []
+    return "; ".join(([row["made_of"]] if row["made_of"] else []) + zeros)
 
 
 def _span(steps: Sequence[int]) -> str:

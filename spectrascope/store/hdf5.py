@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RequestError, StoreDamaged, StoreError, StoreLocked
+from ..errors import RequestError, StoreDamaged, StoreError, StoreLocked, StoreUnwritable
 
 LOCK_PATIENCE = 3.0  # seconds
 
@@ -50,13 +50,13 @@ def _open_patiently(path: Path) -> Any:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Names the failures of what is written to `path`, such as a full disk. Raises StoreError."""
+    """Names the failures of what is written to `path`, such as a full disk. Raises StoreUnwritable."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         code = getattr(error, "errno", None)
         cause = "no space is left on the disk" if code == errno.ENOSPC else str(error)
-        raise StoreError(f"{path.parent}: cannot be written to ({cause})") from error
+        raise StoreUnwritable(f"{path.parent}: cannot be written to ({cause})") from error
 
 
 def hash_arrays(*arrays: NDArray[Any]) -> str:

@@ -33,7 +33,8 @@ class Record:
     """What the catalogue says of one matrix.
 
     `raw_hash` is the sha256 of the tensor's bytes, `vectors_hash` that of the vectors as stored; `reason` says why
-    there is no decomposition, `failed` whether another attempt might give one, `note` what else to know.
+    there is no decomposition, `failed` whether another attempt might give one, `note` what else to know; `made_of`
+    how the weight comes of what the checkpoint stores, `sparsity` the share of its entries that are exactly zero.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Record:
     failed: bool = False
     note: str | None = None
     vectors_hash: str = ""
+    made_of: str | None = None
+    sparsity: float | None = None
 
     @property
     def rank(self) -> int:
@@ -78,6 +81,11 @@ class StepInfo:
             left += record.vectors * record.shape[0]
             right += record.vectors * record.shape[1]
         self.sizes = (sigma, left, right)
+
+    @property
+    def refused(self) -> list[tuple[str, str]]:
+        """Name and reason of every weight of the checkpoint that was refused."""
+        return [(one["name"], one["reason"]) for one in self.skipped if one.get("refused")]
 
     def record(self, matrix: str) -> Record | None:
         """The record of a matrix, None where this step has none of that name."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ..copies import describe_copies
 from ..errors import RequestError, StoreDamaged
-from ..words import choices, listed
+from ..refused import describe_refused
+from ..words import AVERAGED, choices, listed
 from .directory import step_files
 from .step_file import Record, StepInfo, read_step, read_vectors
 
@@ -49,6 +50,10 @@ class Trajectory:
             for record in info.records
             if record.reason
         ]
+        for step, info in self._info.items():
+            if refused := describe_refused(info.refused):
+                place = info.source["path"]
+                self.failures.append({"path": place, "step": step, "matrix": None, "reason": refused})
         self.steps = list(self._info)
         self.matrices = list(dict.fromkeys(r.name for info in self._info.values() for r in info.records))
         self.warnings = [
@@ -56,7 +61,10 @@ class Trajectory:
             for step, info in self._info.items()
             for record in info.records
             if record.note
-        ] + describe_copies(
+        ]
+        if any(info.settings.get("weights") == "averaged" for info in self._info.values()):
+            self.warnings.append(AVERAGED)
+        self.warnings += describe_copies(
             {step: {record.name: record.raw_hash for record in info.records} for step, info in self._info.items()},
             {step: info.source["content"] for step, info in self._info.items()},
         )

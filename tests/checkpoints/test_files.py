@@ -81,7 +81,7 @@ def test_sparse_and_meta_tensors_say_so(tmp_path: Path) -> None:
         {"s": torch.eye(3).to_sparse(), "m": torch.empty(3, 3, device="meta"), "w": torch.eye(3)}, tmp_path / "m.pt"
     )
     tensors = only(tmp_path / "m.pt").tensors
-    assert tensors["s"].problem == "stored as sparse_coo"
+    assert tensors["s"].problem == "stored as sparse_coo, which is not read; save tensor.to_dense()"
     assert str(tensors["m"].problem).startswith("a meta tensor")
     assert tensors["w"].problem is None
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from spectrascope.checkpoints.names import find_state_dict, step_in, without_wrappers
+from spectrascope.checkpoints.names import without_wrappers
+from spectrascope.checkpoints.payload import find_state_dict, step_in
 from spectrascope.errors import CheckpointError
 
 W = torch.ones(2, 3)
@@ -54,15 +55,15 @@ def test_wrappers(stored: list[str], bare: list[str]) -> None:
     ],
 )
 def test_the_model_is_found(payload: Any) -> None:
-    found, left_out = find_state_dict(payload, "x.pt")
-    assert list(found) == ["fc.weight"]
-    assert found["fc.weight"] is W
-    assert not any("fc.weight" in key for key in left_out)
+    found = find_state_dict(payload, "x.pt")
+    assert list(found.tensors) == ["fc.weight"]
+    assert found.tensors["fc.weight"] is W
+    assert not any("fc.weight" in key for key in found.left_out)
 
 
 def test_several_models_keep_their_keys() -> None:
-    found, _ = find_state_dict({"encoder": {"fc.weight": W}, "decoder": {"fc.weight": W}, "epoch": 1}, "x.pt")
-    assert list(found) == ["encoder.fc.weight", "decoder.fc.weight"]
+    found = find_state_dict({"encoder": {"fc.weight": W}, "decoder": {"fc.weight": W}, "epoch": 1}, "x.pt")
+    assert list(found.tensors) == ["encoder.fc.weight", "decoder.fc.weight"]
 
 
 def test_what_is_left_out_is_listed() -> None:
@@ -74,16 +75,16 @@ def test_what_is_left_out_is_listed() -> None:
         "epoch": 3,
         "lr": torch.tensor(0.1),
     }
-    found, left_out = find_state_dict(payload, "x.pt")
-    assert list(found) == ["fc.weight"]
-    assert left_out == dict.fromkeys(["critic", "optimizer", "losses"], "beside the model, which is under model")
-    _, left_out = find_state_dict({0: W, "w": W, "blocks": [W], "w.exp_avg": W}, "x.pt")
-    assert list(left_out) == ["0", "blocks", "w.exp_avg"]
+    found = find_state_dict(payload, "x.pt")
+    assert list(found.tensors) == ["fc.weight"]
+    assert found.left_out == dict.fromkeys(["critic", "optimizer", "losses"], "beside the model, which is under model")
+    found = find_state_dict({0: W, "w": W, "blocks": [W], "w.exp_avg": W}, "x.pt")
+    assert list(found.left_out) == ["0", "blocks", "w.exp_avg"]
 
 
 def test_names_that_only_look_like_an_optimizer() -> None:
     names = ["semantic.weight", "gemma.schema.weight", "optimal_transport.weight", "scheduled.weight", "random.weight"]
-    assert list(find_state_dict(dict.fromkeys(names, W), "x.pt")[0]) == names
+    assert list(find_state_dict(dict.fromkeys(names, W), "x.pt").tensors) == names
 
 
 @pytest.mark.parametrize("payload", [{"epoch": 3, "optimizer": {"exp_avg": W}}, {}, [W], W, 3])

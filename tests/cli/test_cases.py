@@ -386,7 +386,7 @@ def test_case_30_non_finite_matrices_have_no_spectrum(case: Path, analyze: Any, 
         for name, entries in (("bad.weight", 24), ("tiny.weight", 2)):
             row = row_of(result, name)
             assert row["reason"] == f"non-finite: 1 NaN of {entries} entries"
-            metrics = set(row) - {"step", "matrix", "shape", "dtype", "reason"}
+            metrics = set(row) - {"step", "matrix", "shape", "dtype", "sparsity", "reason"}
             assert metrics >= {"effective_rank", "spectral_norm", "numerical_rank"}
             assert {row[metric] for metric in metrics} == {None}
             (line,) = [line for line in result.err.splitlines() if name in line]

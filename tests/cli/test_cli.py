@@ -86,7 +86,7 @@ def test_rank_json(grok: Path, cli: Any) -> None:
     assert len(document["rows"]) == len(MATRICES) * len(trajectory.steps)
     row = next(r for r in document["rows"] if r["step"] == 0 and r["matrix"] == "mlp.up.weight")
     sigma = trajectory.singular_values("mlp.up.weight", 0)
-    assert list(row) == ["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "reason"]
+    assert list(row) == ["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "sparsity", "made_of", "reason"]
     assert row["shape"] == [512, 128]
     assert row["dtype"] == "float32"
     assert row["reason"] is None

@@ -1,0 +1,102 @@
+"""Averaged copies of the weights (EMA): told apart from the live ones, never mixed with them.
+
+They are known by what trainers call them: `model_ema.*` (with the dots of the names left out by LitEma), `ema.*`,
+`ema_model.*`, the key of an average beside the model, and `n_averaged` of torch.optim.swa_utils.AveragedModel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from ..errors import Pathish, RequestError
+from ..tensors import TensorInfo
+from .names import without_wrappers
+
+# Which of the two copies of a model: what was trained, or its average over steps.
+Weights = Literal["live", "averaged"]
+WAYS = ("auto", "live", "averaged")
+
+AVERAGE = re.compile(r"(?:\w+_)?(?:ema|swa)(?:_\w+)?$", re.IGNORECASE)
+# ema-pytorch keeps the live model under this name.
+ONLINE = "online_model"
+COUNTER = "n_averaged"
+
+
+def is_average(key: str) -> bool:
+    """Whether a key of a checkpoint, or the first part of a name, is that of an average."""
+    return AVERAGE.match(key) is not None
+
+
+def mark_averages(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors, those of an average marked as such by their names or by a counter of averages beside them."""
+    all_are = COUNTER in tensors
+
+    def marked(info: TensorInfo) -> TensorInfo:
+        first, _, rest = info.name.partition(".")
+        is_one = info.kind == "parameter" and (all_are or (bool(rest) and is_average(first)))
+        return replace(info, kind="average") if is_one else info
+
+    return {name: marked(info) for name, info in tensors.items()}
+
+
+def choose_weights(path: Pathish, tensors: Mapping[str, TensorInfo], wanted: str) -> Weights:
+    """The copy to read: the one that is wanted, or for `auto` the live one if there is any.
+
+    Raises RequestError where the checkpoint does not hold the copy that is wanted.
+    """
+    kinds = {info.kind for info in tensors.values() if len(info.shape) > 1}
+    held: list[Weights] = []
+    held += ["live"] if "parameter" in kinds else []
+    held += ["averaged"] if "average" in kinds else []
+    if wanted == "auto":
+        return held[0] if held else "live"
+    if wanted not in WAYS:
+        raise RequestError(f"--weights is one of {', '.join(WAYS)}, not {wanted!r}")
+    if wanted not in held and held:
+        raise RequestError(
+            f"{path} holds {held[0]} weights alone, where {wanted} ones are read: one trajectory does not mix the two; "
+            "choose with --weights, or leave it out with --steps"
+        )
+    return "averaged" if wanted == "averaged" else "live"
+
+
+def names_of(tensors: Mapping[str, TensorInfo], weights: Weights) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """The stored names of one copy -> the model's names, and the tensors with the other copy marked as left out.
+
+    Averages go by the names of the live weights that they are of, where there are any.
+    """
+    kind = "parameter" if weights == "live" else "average"
+    live = _without_online(name for name, info in tensors.items() if info.kind == "parameter")
+    names = [name for name, info in tensors.items() if info.kind == kind]
+    chosen = {name: live[name] for name in names} if weights == "live" else _live_names(names, list(live.values()))
+    own = {name: replace(tensors[name], kind="parameter") for name in chosen}
+    other = "the live copy" if weights == "averaged" else "an averaged (EMA) copy"
+    left_out = {
+        name: replace(info, kind="other", problem=other)
+        for name, info in tensors.items()
+        if info.kind in ("parameter", "average") and info.kind != kind
+    }
+    return chosen, {**tensors, **own, **left_out}
+
+
+def _live_names(names: list[str], live: list[str]) -> dict[str, str]:
+    """The names of the weights that averages are of: without their prefix, and with the dots that LitEma leaves out."""
+    parted = {name: name.partition(".") for name in names}
+    inner = {name: rest if rest and is_average(first) else name for name, (first, _, rest) in parted.items()}
+    bare = without_wrappers(inner.values())
+    return {name: _live_name(bare[one], live) for name, one in inner.items()}
+
+
+def _live_name(name: str, live: list[str]) -> str:
+    same = name.replace(".", "")
+    fits = [one for one in live if one == name or one.endswith(f".{name}") or one.replace(".", "").endswith(same)]
+    return min(fits, key=len) if fits else name
+
+
+def _without_online(names: Iterable[str]) -> dict[str, str]:
+    names, prefix = list(names), f"{ONLINE}."
+    all_are = all(name.startswith(prefix) for name in names if "." in name)
+    return {name: name.removeprefix(prefix) if all_are else name for name in names}

@@ -1,0 +1,107 @@
+"""Weights that torch computes from others: pruning, weight norm, spectral norm, `parametrizations`.
+
+The values are those of the layer in evaluation mode, in float64 where arithmetic is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from .rules import Beside, Effective, Refused, Tensors
+
+PARAMETRIZATION = re.compile(r"(?P<module>.*?)(?:^|\.)parametrizations\.(?P<name>\w+)\.(?P<rest>.+)$")
+WAY_OUT = "call torch.nn.utils.parametrize.remove_parametrizations on its layer before saving"
+
+
+def masked(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
+    """torch.nn.utils.prune: `weight_orig` * `weight_mask`; also a `weight` with a `weight_mask` of its shape."""
+    for name, info in tensors.items():
+        stem = name.removesuffix("_orig")
+        mask = tensors.get(f"{stem}_mask")
+        is_masked = stem != name or (name.endswith("weight") and f"{name}_orig" not in tensors)
+        if is_masked and mask is not None and mask.shape == info.shape:
+            made_of = f"{name.rpartition('.')[2]} * {mask.name.rpartition('.')[2]}"
+            yield Effective(replace(info, name=stem, storage=None, made_of=made_of), (name, mask.name), _times)
+        elif stem != name and "weight" in stem.rpartition(".")[2]:
+            yield Refused(name, "re-parametrised, and its mask is not in the file; call prune.remove before saving")
+
+
+def weight_norm(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
+    """torch.nn.utils.weight_norm: `weight_g` * `weight_v` / ||`weight_v`|| (Salimans & Kingma 2016)."""
+    for name, info in tensors.items():
+        stem = name.removesuffix("_v")
+        size = tensors.get(f"{stem}_g")
+        if stem != name and size is not None and _is_size_of(size.shape, info.shape):
+            made_of = f"weight norm of {name.rpartition('.')[2]}"
+            yield Effective(replace(info, name=stem, storage=None, made_of=made_of), (name, size.name), _normalised)
+
+
+def spectral_norm(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
+    """torch.nn.utils.spectral_norm: `weight_orig` / (u^T W v) (Miyato et al. 2018)."""
+    for name, info in tensors.items():
+        stem = name.removesuffix("_orig")
+        u, v = tensors.get(f"{stem}_u"), tensors.get(f"{stem}_v")
+        # Layers in training mode only keep u in old versions of torch.
+        if stem != name and u is not None and v is not None and u.size in info.shape:
+            made_of = f"spectral norm of {name.rpartition('.')[2]}"
+            parts = (name, u.name, v.name)
+            yield Effective(replace(info, name=stem, storage=None, made_of=made_of), parts, _spectrally_normalised)
+
+
+def parametrizations(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
+    """torch.nn.utils.parametrize: `parametrizations.weight.original`, or `original0` and `original1`, and buffers.
+
+    Weight norm and spectral norm are known by what they keep; any other function is not in the file.
+    """
+    groups: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for name in tensors:
+        if found := PARAMETRIZATION.match(name):
+            groups[found["module"], found["name"]][found["rest"]] = name
+    for (module, parameter), names in groups.items():
+        name = f"{module}.{parameter}".lstrip(".")
+        first = names.get("original", names.get("original1", next(iter(names.values()))))
+        info = replace(tensors[first], name=name, storage=None)
+        kept = set(names)
+        if kept == {"original0", "original1"} and _is_size_of(tensors[names["original0"]].shape, info.shape):
+            parts = (first, names["original0"])
+            yield Effective(replace(info, made_of="weight norm of original1"), parts, _normalised)
+        elif kept == {"original", "0._u", "0._v"} and tensors[names["0._u"]].size in info.shape:
+            vectors = (names["0._u"], names["0._v"])
+            made_of = "spectral norm of original"
+            yield Effective(replace(info, made_of=made_of), (first, *vectors), _spectrally_normalised)
+        else:
+            others = tuple(other for other in names.values() if other != first)
+            yield Refused(first, f"re-parametrised by a function that the file does not hold; {WAY_OUT}", others)
+
+
+def _is_size_of(size: tuple[int, ...], direction: tuple[int, ...]) -> bool:
+    """Whether one tensor may be the lengths of the slices of another: as long on one axis at most, 1 on the others."""
+    if not size:
+        return True
+    return (
+        len(size) == len(direction)
+        and sum(a != 1 for a in size) <= 1
+        and all(a in (1, b) for a, b in zip(size, direction, strict=True))
+    )
+
+
+def _times(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return weight * mask.to(weight.dtype)
+
+
+def _normalised(direction: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    direction, size = direction.double(), size.double()
+    axes = [axis for axis in range(direction.ndim) if size.ndim == 0 or size.shape[axis] == 1]
+    return direction * (size / torch.linalg.vector_norm(direction, dim=axes, keepdim=True))
+
+
+def _spectrally_normalised(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    weight = weight.double()
+    axis = next(axis for axis, length in enumerate(weight.shape) if length == u.numel())
+    rows = weight.movedim(axis, 0).reshape(u.numel(), -1)
+    return weight / torch.dot(u.double().flatten(), rows @ v.double().flatten())

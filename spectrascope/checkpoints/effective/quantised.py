@@ -1,0 +1,150 @@
+"""Weights stored as codes: 8 bits with a scale are dequantised, fewer are refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, prod
+
+import torch
+
+from ...tensors import FLOATS, TensorInfo
+from .rules import Beside, Effective, Refused, Tensors, beside_name
+
+WAY_OUT = "analyse the model that was quantised, or dequantise it (`model.dequantize()` in transformers) and save it"
+# Blocks of DeepSeek's and Qwen's float8 weights, where config.json does not say.
+USUAL_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A way to pack codes of few bits: the tensor of codes, what must stand beside it, and all that belongs to it."""
+
+    name: str
+    codes: re.Pattern[str]
+    requires: tuple[str, ...]
+    parts: tuple[str, ...]
+    packed: int
+
+
+SCHEMES = [
+    Scheme("GPTQ", re.compile(r"(.*\.)?qweight$"), ("{0}g_idx",), ("{0}scales", "{0}g_idx", "{0}qzeros"), 8),
+    Scheme("AWQ", re.compile(r"(.*\.)?qweight$"), ("{0}scales",), ("{0}scales", "{0}qzeros"), 8),
+    Scheme("compressed-tensors", re.compile(r"(.*)_packed$"), (), ("{0}_scale", "{0}_shape", "{0}_zero_point"), 8),
+    Scheme("MXFP4", re.compile(r"(.*)_blocks$"), ("{0}_scales",), ("{0}_scales",), 2),
+    Scheme("HQQ", re.compile(r"(.*\.)?W_q$"), (), (), 2),
+    Scheme("torchao", re.compile(r"(.*\.?_\w+)_qdata$"), (), ("{0}_scale", "{0}_zero_point"), 1),
+    Scheme("quanto", re.compile(r"(.*)\._data$"), ("{0}._scale",), ("{0}._scale", "{0}._shift"), 1),
+]
+
+
+def four_bit_codes(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
+    """GPTQ, AWQ, bitsandbytes 4-bit and others of their kind: recognised by their names, never read as numbers."""
+    seen: set[str] = set()
+    for name, info in tensors.items():
+        if any(other.startswith(f"{name}.quant_state.") for other in tensors):
+            parts = tuple(other for other in tensors if other.startswith(f"{name}."))
+            yield Refused(name, f"bitsandbytes codes of 4 bits; {WAY_OUT}", parts, packed=2)
+            continue
+        for scheme in SCHEMES:
+            found = scheme.codes.match(name)
+            if found is None or name in seen or info.dtype in FLOATS:
+                continue
+            stem = found[1] or ""
+            if all(one.format(stem) in tensors for one in scheme.requires):
+                seen.add(name)
+                parts = tuple(part for one in scheme.parts if (part := one.format(stem)) in tensors)
+                packed = 1 if info.dtype == "int8" else scheme.packed
+                yield Refused(name, f"{scheme.name} codes; {WAY_OUT}", parts, packed)
+
+
+def scaled_codes(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
+    """int8 of bitsandbytes, codes * SCB / 127 per row; float8 and int8 times a scale: one, one a row, or one a block.
+
+    float8 is a number as it is: without a scale it is read as stored, and marked.
+    """
+    for name, info in tensors.items():
+        is_float8 = info.dtype.startswith(("float8_e4m3", "float8_e5m2"))
+        if len(info.shape) < 2 or not (is_float8 or (info.dtype in ("int8", "uint8") and name.endswith("weight"))):
+            continue
+        row_sizes = tensors.get(beside_name(name, "SCB"))
+        scale = _scale_of(name, tensors)
+        if row_sizes is not None and info.dtype == "int8":
+            yield _of_bitsandbytes(info, row_sizes, tensors, beside)
+        elif scale is not None:
+            yield _scaled(info, scale, tensors, beside)
+        elif is_float8:
+            made_of = f"{info.dtype}, no scale in the file"
+            yield Effective(replace(info, made_of=made_of), (name,), torch.Tensor.float)
+        else:
+            yield Refused(name, f"{info.dtype} codes, and no scale (SCB, weight_scale) in the file; {WAY_OUT}")
+
+
+def _of_bitsandbytes(info: TensorInfo, scb: TensorInfo, tensors: Tensors, beside: Beside) -> Effective | Refused:
+    layout = beside_name(info.name, "weight_format")
+    also = (layout,) if layout in tensors else ()
+    if also and tensors[layout].size == 1 and int(beside.load(layout)) != 0:
+        reason = f"int8 codes in the order of a GPU's tiles, not of rows; {WAY_OUT}"
+        return Refused(info.name, reason, (scb.name, *also))
+    if scb.size != info.shape[0]:
+        return Refused(info.name, f"int8 codes of {info.shape[0]} rows with {scb.size} scales (SCB)", (scb.name, *also))
+    effective = replace(info, storage=None, made_of="int8 * SCB / 127")
+    return Effective(effective, (info.name, scb.name), _times_row_sizes, also)
+
+
+def _scale_of(name: str, tensors: Tensors) -> TensorInfo | None:
+    names = (f"{name}_scale", f"{name}_scale_inv", beside_name(name, "scale_weight"))
+    return next((tensors[one] for one in names if one in tensors), None)
+
+
+def _scaled(info: TensorInfo, scale: TensorInfo, tensors: Tensors, beside: Beside) -> Effective | Refused:
+    zero = f"{info.name}_zero_point"
+    names = (zero, beside_name(info.name, "input_scale"), beside_name(info.name, "scale_input"))
+    also = tuple(name for name in names if name in tensors)
+    block = _block(info, beside)
+    shape = _scale_shape(info.shape, scale.shape, block)
+    if info.dtype == "uint8":
+        reason = f"uint8 codes, of which the file does not tell the kind; {WAY_OUT}"
+        return Refused(info.name, reason, (scale.name, *also))
+    if shape is None:
+        sizes = "x".join(map(str, scale.shape))
+        return Refused(info.name, f"{info.dtype} codes with a scale of {sizes} that does not fit", (scale.name, *also))
+    if zero in also:
+        return Refused(info.name, f"{info.dtype} codes with a zero point; {WAY_OUT}", (scale.name, *also))
+    made_of = f"{info.dtype} * {scale.name.rpartition('.')[2]}"
+    make = partial(_times_scale, scale_shape=shape, block=block)
+    return Effective(replace(info, storage=None, made_of=made_of), (info.name, scale.name), make, also)
+
+
+def _block(info: TensorInfo, beside: Beside) -> tuple[int, ...]:
+    """How many rows and columns share a scale where there is one a block."""
+    stated = ((beside.json("config.json") or {}).get("quantization_config") or {}).get("weight_block_size")
+    sizes = stated if isinstance(stated, list) and all(isinstance(one, int) and one > 0 for one in stated) else []
+    return (1,) * (len(info.shape) - 2) + tuple((sizes or [USUAL_BLOCK, USUAL_BLOCK])[:2])
+
+
+def _scale_shape(shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The scale's shape with an axis for each of the weight's, None where it does not fit."""
+    if prod(scale) == 1:
+        return (1,) * len(shape)
+    full = scale + (1,) * (len(shape) - len(scale))  # one a row, or one a matrix of a stack
+    fits = len(full) == len(shape) and all(
+        count in (1, size, ceil(size / each)) for count, size, each in zip(full, shape, block, strict=True)
+    )
+    return full if fits else None
+
+
+def _times_row_sizes(codes: torch.Tensor, scb: torch.Tensor) -> torch.Tensor:
+    return codes.double() * (scb.double().flatten()[:, None] / 127)
+
+
+def _times_scale(
+    codes: torch.Tensor, scale: torch.Tensor, scale_shape: tuple[int, ...], block: tuple[int, ...]
+) -> torch.Tensor:
+    scale = scale.float().double().reshape(scale_shape)
+    for axis, (count, size) in enumerate(zip(scale_shape, codes.shape, strict=True)):
+        if count not in (1, size):
+            scale = scale.repeat_interleave(block[axis], dim=axis).narrow(axis, 0, size)
+    return codes.float().double() * scale

@@ -1,0 +1,163 @@
+"""What a training checkpoint holds: the state dict of the model, averages of it, and the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import CheckpointError
+from ..words import listed
+from .averages import is_average
+from .steps import LARGEST_STEP
+
+MODEL_KEYS = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "module",
+    "net",
+    "network",
+    "weights",
+    "params",
+)
+NOT_THE_MODEL = re.compile(
+    r"(?:^|_)(?:optim\w*|lr|sched\w*|\w*scaler|scaling|ema|averaged?|rng|random|loops|callbacks|hparams)(?:_|$)",
+    re.IGNORECASE,
+)
+MOMENTS = re.compile(r"(?:^|\.)(?:exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer)$")
+# Lightning's WeightAveraging saves the average as `state_dict`, and the live weights under this key.
+LIVE_BESIDE_AVERAGE = "current_model_state"
+# Real checkpoints nest a few dicts; a pickle can nest more than there is time for.
+MOST_DICTS = 20_000
+
+
+@dataclass
+class Payload:
+    """Tensors of the model by name; those of an average, named `ema.NAME`; and why the rest is left out, by key."""
+
+    tensors: dict[str, Any] = field(default_factory=dict)
+    averages: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def all(self) -> dict[str, Any]:
+        """The tensors of the model and of averages."""
+        return self.tensors | self.averages
+
+
+def find_state_dict(payload: Any, path: str | PathLike[str]) -> Payload:
+    """The tensors of the model in what a checkpoint file holds, its average, and what else there is.
+
+    A dict under one of the usual keys (`state_dict`, `model`, ...) is the model; else the tensors of `payload`
+    itself and of the dicts in it are, less those of optimizers, schedulers and averages. A lone dict inside gives
+    no prefix to its names, several give their keys. Plain values, such as an epoch, are not mentioned.
+
+    Raises CheckpointError where there is no tensor.
+    """
+    if not isinstance(payload, Mapping):
+        raise CheckpointError(path, f"holds a {type(payload).__name__}, not a state dict; save model.state_dict()")
+    search = _Search(path)
+    if isinstance(payload.get(LIVE_BESIDE_AVERAGE), Mapping):
+        payload = {**payload, "state_dict": payload[LIVE_BESIDE_AVERAGE], "ema": payload.get("state_dict")}
+        del payload[LIVE_BESIDE_AVERAGE]
+    search.found.tensors = search.tensors_of(payload)
+    if not search.found.all:
+        raise CheckpointError(path, f"holds no tensors of a model (its keys: {listed(payload, 6) or 'none'})")
+    return search.found
+
+
+def step_in(payload: Any) -> int | None:
+    """The training step that a checkpoint's payload names under `global_step` or `step`."""
+    if not isinstance(payload, Mapping):
+        return None
+    for key in ("global_step", "step"):
+        value = payload.get(key)
+        if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            value = value.item()
+        if (step := as_step(value)) is not None:
+            return step
+    return None
+
+
+def as_step(value: Any) -> int | None:
+    """A value as a step, None where it is none: a whole number from 0 to 2^63 - 1."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_STEP:
+        return value
+    return None
+
+
+class _Search:
+    """The way through the dicts of one payload."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.found = Payload()
+        self._path = path
+        self._visits = 0
+        self._holding: dict[int, bool] = {}
+
+    def tensors_of(self, payload: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+        """The model's tensors in a dict and in those inside it; averages and what is left out are noted."""
+        self._visits += 1
+        if self._visits > MOST_DICTS or prefix.count(".") > 200:
+            raise CheckpointError(self._path, "nests dicts without end; it is no checkpoint that a trainer wrote")
+        for key, value in payload.items():
+            if isinstance(key, str) and is_average(key) and isinstance(value, Mapping) and self._holds(value):
+                self._note_average(value, f"{prefix}{key}.")
+        for key in MODEL_KEYS:
+            value = payload.get(key)
+            if not isinstance(value, Mapping) or not self._holds(value):
+                continue
+            if found := self.tensors_of(value, f"{prefix}{key}."):
+                others = {name: other for name, other in payload.items() if name != key}
+                self._leave_out(others, prefix, f"beside the model, which is under {prefix}{key}")
+                return found
+        inner: dict[str, dict[str, Any]] = {}
+        for key, value in payload.items():
+            is_inner = isinstance(key, str) and isinstance(value, Mapping) and not NOT_THE_MODEL.search(key)
+            if is_inner and self._holds(value) and (found := self.tensors_of(value, f"{prefix}{key}.")):
+                inner[key] = found
+        mine = {key: value for key, value in payload.items() if _is_of_the_model(key, value, beside_models=bool(inner))}
+        others = {key: value for key, value in payload.items() if key not in mine and key not in inner}
+        self._leave_out(others, prefix, "not of the model: training state, or under no name")
+        if not mine and len(inner) == 1:
+            return next(iter(inner.values()))
+        return mine | {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}
+
+    def _note_average(self, payload: Mapping[Any, Any], prefix: str) -> None:
+        """ema-pytorch keeps the average as `ema_model.*`, beside the live model once more."""
+        inside = _Search(self._path)
+        tensors = inside.tensors_of(payload, prefix)
+        own = {name: tensor for name, tensor in tensors.items() if is_average(name.partition(".")[0])}
+        tensors = {name.partition(".")[2]: tensor for name, tensor in own.items()} or tensors
+        self.found.averages |= {f"ema.{name}": tensor for name, tensor in (inside.found.averages or tensors).items()}
+
+    def _leave_out(self, payload: Mapping[Any, Any], prefix: str, reason: str) -> None:
+        for key, value in payload.items():
+            if self._holds(value) and not (isinstance(key, str) and is_average(key) and isinstance(value, Mapping)):
+                self.found.left_out[f"{prefix}{key}"] = reason
+
+    def _holds(self, value: Any) -> bool:
+        """Whether there is a tensor in it, however deep. Each container is looked into once."""
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            return value.ndim > 0
+        if not isinstance(value, (Mapping, list, tuple)):
+            return False
+        if id(value) not in self._holding:
+            self._holding[id(value)] = False  # it may hold itself
+            values = value.values() if isinstance(value, Mapping) else value
+            self._holding[id(value)] = any(map(self._holds, values))
+        return self._holding[id(value)]
+
+
+def _is_of_the_model(key: Any, value: Any, beside_models: bool) -> bool:
+    """Whether an entry is a tensor of the model; beside whole models, a number or `rng_state` is none."""
+    if not isinstance(key, str) or not isinstance(value, (torch.Tensor, np.ndarray)) or MOMENTS.search(key):
+        return False
+    return not (beside_models and "." not in key and (value.ndim == 0 or NOT_THE_MODEL.search(key)))

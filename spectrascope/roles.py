@@ -1,0 +1,115 @@
+"""What a tensor does in the network, by its name, its shape, and what stands beside it (SPEC section 1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .tensors import TensorInfo
+
+EMBEDDINGS = frozenset(
+    [
+        "embed",
+        "embedding",
+        "embeddings",
+        "embed_tokens",
+        "embed_in",
+        "embed_positions",
+        "tok_embeddings",
+        "wte",
+        "wpe",
+        "shared",
+        "word_embeddings",
+        "token_embedding",
+        "position_embeddings",
+        "pos_embed",
+        "patch_embed",
+    ]
+)
+HEADS = frozenset(["lm_head", "head", "heads", "unembed", "embed_out", "classifier", "output_projection"])
+UNEMBEDDINGS = frozenset(["lm_head", "unembed", "embed_out"])
+
+TRANSPOSED_CONV = re.compile(
+    r"(?:^|[._])(?:t_?conv|conv_?t|conv_?transposed?|transposed?_?conv|up_?conv|deconv)(?:[123]d)?_?\d*(?:[._]|$)",
+    re.IGNORECASE,
+)
+RECURRENT = re.compile(r"weight_(?:ih|hh)_l\d+(?:_reverse)?$")
+# A place among experts after the word (`experts.3.w1`) means that they are apart.
+EXPERTS = re.compile(r"(?:^|\.)(?:\w+_)?(?:experts?|moe)\.(?!.*\bexperts?\.)(?!\d)", re.IGNORECASE)
+# The halves of the rows of a fused projection. OLMo's `ff_proj` has the values first: x, gate = ff_proj(x).chunk(2).
+FUSED = {"gate_up_proj": ("gate", "up"), "ff_proj": ("up", "gate")}
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a matrix does in the network, and whether that is a guess."""
+
+    name: str
+    guessed: bool = False
+
+
+def is_expert_stack(info: TensorInfo) -> bool:
+    """Whether a 3-D tensor (E, out, in) is one matrix per expert: by name, never by shape alone."""
+    return len(info.shape) == 3 and EXPERTS.search(info.name) is not None and not info.name.endswith("bias")
+
+
+def is_bias_of_experts(info: TensorInfo) -> bool:
+    """Whether a 2-D tensor (E, out) is one bias per expert."""
+    return len(info.shape) == 2 and EXPERTS.search(info.name) is not None and info.name.endswith("bias")
+
+
+def role_of(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Role:
+    """The role of a tensor of two to five dimensions among those of its model, which are in the model's order."""
+    if is_expert_stack(info):
+        return Role("expert")
+    if len(info.shape) > 2:
+        return _conv_role(info, tensors)
+    if RECURRENT.search(info.name):
+        return Role("recurrent")
+    parts = set(info.name.split("."))
+    if HEADS & parts:
+        return Role("unembedding" if UNEMBEDDINGS & parts else "head")
+    return Role("embedding" if EMBEDDINGS & parts else "linear")
+
+
+def fused_halves(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
+    """The names of the two halves of the rows of a fused gate and up projection, None for any other matrix.
+
+    `ff_proj` is fused where `ff_out` beside it reads half as many numbers as it writes: OLMo without a gate has one
+    of the same name.
+    """
+    stem = info.name.removesuffix(".weight")
+    path, _, last = stem.rpartition(".")
+    if last not in FUSED or len(info.shape) != 2 or info.shape[0] % 2:
+        return None
+    reader = tensors.get(".".join(filter(None, [path, "ff_out.weight"])))
+    if last == "ff_proj" and (reader is None or 2 * reader.shape[-1] != info.shape[0]):
+        return None
+    return FUSED[last]
+
+
+def _conv_role(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Role:
+    """A bias as long as one axis only tells which axis is the output; else the name may; else conv is a guess."""
+    if info.shape[1] == 1 < info.shape[0]:
+        return _depthwise_or_conv(info, tensors)
+    bias = tensors.get(info.name.removesuffix("weight") + "bias")
+    out_of = {info.shape[0]: "conv", info.shape[1]: "transposed conv"}
+    if bias is not None and len(out_of) == 2 and bias.shape[0:1] and bias.shape[0] in out_of:
+        return Role(out_of[bias.shape[0]])
+    if TRANSPOSED_CONV.search(info.name):
+        return Role("transposed conv")
+    return Role("conv", guessed=True)
+
+
+def _depthwise_or_conv(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Role:
+    """(c, 1, k...) reads c maps one by one where its predecessor gives c; the first matrix of a net reads the input."""
+    before = None
+    for name, other in tensors.items():
+        if name == info.name:
+            break
+        if len(other.shape) > 1 and other.kind == "parameter" and other.problem is None:
+            before = other
+    if before is None:
+        return Role("conv")
+    return Role("depthwise conv") if before.shape[0] == info.shape[0] else Role("conv", guessed=True)

@@ -1,0 +1,67 @@
+"""Which tensors are not analysed, and why (SPEC section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .roles import is_bias_of_experts, is_expert_stack
+from .tensors import FLOATS, TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+# Constants that are saved beside parameters, known by the last part of their name.
+BUFFERS = {
+    **dict.fromkeys(["masked_bias", "mask", "attn_mask", "attention_mask", "causal_mask", "tril"], "mask"),
+    **dict.fromkeys(["inv_freq", "freqs_cis", "cos_cached", "sin_cached"], "rotary table"),
+    **dict.fromkeys(["pe", "position_ids", "pos_table", "positional_encoding"], "position table"),
+}
+
+
+def reason_to_skip(info: TensorInfo, load: Callable[[str], torch.Tensor]) -> tuple[str | None, bool]:
+    """Why a tensor is not analysed (None if it is), and whether it is a constant rather than a parameter."""
+    if info.problem:
+        return info.problem, False
+    if info.size == 0:
+        return "empty", False
+    kind = _buffer(info)
+    if kind:
+        return kind, True
+    if info.dtype not in FLOATS and info.made_of is None:
+        return f"{info.dtype}, which is not read as a weight", False
+    if len(info.shape) == 0:
+        return "a single number", False
+    if len(info.shape) == 1:
+        return "1-D", False
+    if is_bias_of_experts(info):
+        return "1-D, one bias per expert", False
+    if _may_be_mask(info) and _is_causal_mask(load(info.name)):
+        return "causal mask", True
+    if len(info.shape) > 2 and not info.name.endswith("weight") and not is_expert_stack(info):
+        return f"{len(info.shape)}-D, and not a convolution's weight", False
+    if len(info.shape) > 5:
+        return f"{len(info.shape)}-D", False
+    return None, False
+
+
+def _buffer(info: TensorInfo) -> str | None:
+    parts = info.name.split(".")
+    if len(info.shape) > 1 and parts[-1] == "bias" and parts[-2:-1] in (["attn"], ["attention"]):
+        return "causal mask"
+    return BUFFERS.get(parts[-1])
+
+
+def _may_be_mask(info: TensorInfo) -> bool:
+    return len(info.shape) >= 2 and info.shape[-1] == info.shape[-2] > 1 and info.size == info.shape[-1] ** 2
+
+
+def _is_causal_mask(tensor: torch.Tensor) -> bool:
+    """Whether a square table is lower-triangular ones, or minus infinity above a zero diagonal."""
+    table = tensor.reshape(tensor.shape[-2:])
+    first, last = table[0], table[-1]
+    if bool((last == 1).all()) and bool((first[1:] == 0).all()):
+        return bool((table == table.new_ones(table.shape).tril()).all())
+    if bool((last == 0).all()) and bool((first[1:] == -float("inf")).all()):
+        return bool((table.tril() == 0).all())
+    return False
