@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 GROK = ROOT / "fixtures" / "grok"
 FORMATS = ROOT / "tests" / "data" / "formats"
+# Where the fixture `analyze` puts what it decomposes.
+STORE = Path("store.spectra")
 
 
 def mat(singular_values: Any, m: int, n: int, seed: int = 0, dtype: Any = np.float32) -> torch.Tensor:
@@ -80,3 +83,44 @@ def run_cli(
         **more,
     )
     return Result(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory for the recipe, in the current directory; the store is beside it."""
+    monkeypatch.chdir(tmp_path)
+    Path("case").mkdir()
+    return Path("case")
+
+
+@pytest.fixture
+def analyze(cli: Any) -> Any:
+    def run(source: Path, *options: object) -> Result:
+        result: Result = cli("analyze", source, "-o", STORE, "--format", "json", *options)
+        assert_plain(result)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def spectra(cli: Any) -> Any:
+    """The singular values that the store holds of a matrix, by step."""
+
+    def run(matrix: str) -> dict[int, list[float]]:
+        rows = cli("spectrum", STORE, matrix, "--format", "json").json["rows"]
+        return {row["step"]: row["singular_values"] for row in rows}
+
+    return run
+
+
+def assert_plain(result: Result) -> None:
+    """No traceback, no control codes, and every line on stderr is one of ours."""
+    assert not re.search("[\x1b\r]", result.out + result.err)
+    assert "Traceback" not in result.err
+    assert all(line.startswith("spectrascope: ") for line in result.err.splitlines())
+
+
+def row_of(result: Result, matrix: str) -> dict[str, Any]:
+    (row,) = [row for row in result.json["rows"] if row["matrix"] == matrix]
+    return row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
 from ..matrices import model_order
+from ..roles import is_expert_stack
 from ..tensors import TensorInfo
 from .averages import choose_weights, mark_averages, names_of
 from .container import Container
@@ -62,12 +64,23 @@ class Checkpoint:
         self._files += [path for name in beside.used if (path := beside.path(name))]
         self._stamp = stamp(self._files)
         self.tied = _tied(self.tensors)
+        self._lock = threading.Lock()
+        self._stack: dict[str, torch.Tensor] = {}
 
     def load(self, name: str) -> torch.Tensor:
         """The tensor of this name, on the CPU; an effective weight as it acts in the network.
 
         Raises CheckpointError, which names the tensor, where it cannot be read or its file has changed.
         """
+        if not is_expert_stack(self.tensors[name]):
+            return self._load(name)
+        with self._lock:  # its experts are asked for one after the other
+            if name not in self._stack:
+                self._stack.clear()
+                self._stack[name] = self._load(name)
+            return self._stack[name]
+
+    def _load(self, name: str) -> torch.Tensor:
         effective = self._effective.get(name)
         if effective is None:
             return self._stored(name)

@@ -13,8 +13,6 @@ from ..errors import CheckpointError
 from ..tensors import TensorInfo
 from .foreign import refuse_foreign
 
-# A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
-REOPEN_AFTER = 64 * 2**20
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, unreadable
 from ..tensors import TensorInfo
-from . import container
 from .container import require_content
 
 DTYPES = {
@@ -38,33 +37,42 @@ CONSOLIDATE = "put them together first, with consolidate_safetensors_files of to
 
 
 class SafetensorsFile:
-    """One `.safetensors` file. The header sorts names, so their order says nothing about the model."""
+    """One `.safetensors` file. The header sorts names, so their order says nothing about the model.
+
+    Values are read, not mapped: a mapped file that another process makes shorter ends this one.
+    """
 
     ordered = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._file: Any = None
-        self._handed_out = 0
+        self._entries: dict[str, dict[str, Any]] | None = None
+        self._data_start = 0
         require_content(path)
 
     def tensors(self) -> list[TensorInfo]:
-        with self._lock:
-            file = self._open()
-            self._refuse_a_shard(file.metadata() or {})
-            return [self._describe(file, name) for name in file.keys()]  # noqa: SIM118 (not a mapping)
+        return [
+            TensorInfo(name, tuple(entry["shape"]), DTYPES.get(entry["dtype"], entry["dtype"].lower()))
+            for name, entry in self._header().items()
+        ]
 
     def load(self, name: str) -> torch.Tensor:
-        with self._lock:
-            try:
-                tensor: torch.Tensor = self._open().get_tensor(name)
-            except SafetensorError as error:
-                raise CheckpointError(self.path, f"{name} cannot be read ({error})") from error
-            self._handed_out += tensor.nbytes
-            if self._handed_out > container.REOPEN_AFTER:
-                self._file = None
-        return tensor
+        entry = self._header()[name]
+        dtype = getattr(torch, DTYPES.get(entry["dtype"], "none"), None)
+        if dtype is None:
+            raise CheckpointError(self.path, f"{name} is of a type that torch does not have ({entry['dtype']})")
+        begin, end = entry["data_offsets"]
+        content = torch.empty(end - begin, dtype=torch.uint8)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._data_start + begin)
+                count = file.readinto(content.numpy())
+        except OSError as error:
+            raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
+        if count != end - begin:
+            raise CheckpointError(self.path, f"is truncated: {name} ends past the end of the file")
+        return content.view(dtype).reshape(entry["shape"])
 
     def step(self) -> int | None:
         return None
@@ -72,14 +80,21 @@ class SafetensorsFile:
     def files(self) -> list[Path]:
         return [self.path]
 
-    def _open(self) -> Any:
-        if self._file is None:
-            try:
-                self._file = safe_open(self.path, framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(self.path, _cause(self.path, error)) from error
-            self._handed_out = 0
-        return self._file
+    def _header(self) -> dict[str, dict[str, Any]]:
+        """What the header says of every tensor, once the library has found it sound."""
+        with self._lock:
+            if self._entries is None:
+                try:
+                    with safe_open(self.path, framework="pt", device="cpu") as file:
+                        self._refuse_a_shard(file.metadata() or {})
+                    with self.path.open("rb") as raw:
+                        length = int.from_bytes(raw.read(8), "little")
+                        entries = json.loads(raw.read(length))
+                except (SafetensorError, OSError, ValueError) as error:
+                    raise CheckpointError(self.path, _cause(self.path, error)) from error
+                entries.pop("__metadata__", None)
+                self._entries, self._data_start = dict(sorted(entries.items())), 8 + length
+            return self._entries
 
     def _refuse_a_shard(self, metadata: dict[str, str]) -> None:
         """Raises CheckpointError where the tensors are pieces that do not begin at 0, of which others are elsewhere."""
@@ -90,12 +105,6 @@ class SafetensorsFile:
             is_shard = False
         if is_shard:
             raise CheckpointError(self.path, f"holds the shards of one process; {CONSOLIDATE}")
-
-    @staticmethod
-    def _describe(file: Any, name: str) -> TensorInfo:
-        view = file.get_slice(name)
-        dtype = view.get_dtype()
-        return TensorInfo(name, tuple(view.get_shape()), DTYPES.get(dtype, dtype.lower()))
 
 
 def _cause(path: Path, error: Exception) -> str:

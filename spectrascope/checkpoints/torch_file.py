@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, unreadable
 from ..tensors import TensorInfo
-from . import container
 from .container import describe_left_out, describe_tensor, require_content
 from .foreign import refuse_foreign_archive
+from .mapped import copied
 from .payload import Payload, find_state_dict, step_in
 from .pickles import globals_in
 
+# A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
+REOPEN_AFTER = 64 * 2**20
 # What every file of torch.save asks for.
 HARMLESS = re.compile(r"torch\.\w+$|torch\._utils\.|torch\.storage\.|collections\.OrderedDict$|numpy\.(_?core\.|dtype)")
 
@@ -83,11 +85,14 @@ class TorchFile:
 
     def load(self, name: str) -> torch.Tensor:
         with self._lock:
-            if self._is_zip and self._handed_out > container.REOPEN_AFTER:
+            if self._is_zip and self._handed_out > REOPEN_AFTER:
                 self._payload = self._found = None
             tensor: torch.Tensor = self._state_dict().all[name]
             self._handed_out += tensor.nbytes
-            return tensor.detach()
+            try:
+                return copied(tensor.detach()) if self._is_zip else tensor.detach()
+            except OSError as error:
+                raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
 
     def step(self) -> int | None:
         with self._lock:

@@ -59,6 +59,69 @@ def writing(path: Path) -> Iterator[None]:
         raise StoreUnwritable(f"{path.parent}: cannot be written to ({cause})") from error
 
 
+class Disk:
+    """A new file for HDF5 to write, which does not tell it of failures: `require_written` does, to us.
+
+    HDF5 crashes where a disk fills up while it closes a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("x+b", buffering=0)
+        self._error: OSError | None = None
+
+    def require_written(self) -> None:
+        """Raises the OSError of the first write that failed."""
+        if self._error is not None:
+            raise self._error
+
+    def write(self, content: Any) -> int:
+        """All of it, or a failure that is kept."""
+        size = done = memoryview(content).nbytes
+        try:
+            done = 0
+            while self._error is None and done < size:
+                done += self._file.write(memoryview(content).cast("B")[done:]) or 0
+        except OSError as error:
+            self._error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size of the file, or keep the failure."""
+        try:
+            return self._file.truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def readinto(self, target: Any) -> int:
+        """Fill the target; with zeros where the file is shorter, which it is after a failure alone."""
+        view = memoryview(target).cast("B")
+        done = 0
+        while done < len(view) and (count := self._file.readinto(view[done:])):
+            done += count
+        view[done:] = bytes(len(view) - done)
+        return len(view)
+
+    def read(self, size: int = -1) -> bytes:
+        """For h5py, which takes what has this for a file."""
+        return self._file.read(size) or b""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As that of any file."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """As that of any file."""
+        return self._file.tell()
+
+    def flush(self) -> None:
+        """Nothing is buffered here."""
+
+    def close(self) -> None:
+        """Close the file; what HDF5 has open on it must be closed before."""
+        self._file.close()
+
+
 def hash_arrays(*arrays: NDArray[Any]) -> str:
     """sha256 of the bytes of arrays, one after the other."""
     digest = hashlib.sha256()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..errors import StoreDamaged, StoreError
 from .directory import step_path, temporary_path
-from .hdf5 import hash_arrays, reading, writing
+from .hdf5 import Disk, hash_arrays, reading, writing
 
 FORMAT = "spectrascope-step"
 FORMAT_VERSION = 1
@@ -129,6 +129,7 @@ class StepWriter:
         self._target = step_path(store, info.step)
         self._temporary = temporary_path(self._target)
         self._file: Any = None
+        self._disk: Any = None
         self._arrays: dict[str, Any] = {}
         self._sigma = np.full(info.sizes[0], np.nan)
 
@@ -136,19 +137,21 @@ class StepWriter:
         try:
             with writing(self._temporary):
                 self._require_space()
-                self._file = h5py.File(self._temporary, "x", locking="best-effort", libver=LIBVER)
+                self._disk = Disk(self._temporary)
+                self._file = h5py.File(self._disk, "w", libver=LIBVER)
                 for name, size in zip(("left", "right"), self._info.sizes[1:], strict=True):
                     array = self._file.create_dataset(name, shape=(size,), dtype=np.float32)
                     self._arrays[name] = array
                     if size:
                         array[-1:] = 0  # takes the space now: its place does not depend on the order of writing
+                self._disk.require_written()
         except BaseException:
             self._clear()
             raise
         return self
 
     def _require_space(self) -> None:
-        """HDF5 may crash where a disk fills up while it closes a file, so that is found out before."""
+        """A disk that is too small is found out before any work is done."""
         sigma, left, right = self._info.sizes
         if shutil.disk_usage(self._temporary.parent).free < 8 * sigma + 4 * (left + right) + 2**20:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -160,8 +163,9 @@ class StepWriter:
         self._clear()
 
     def _clear(self) -> None:
-        with contextlib.suppress(Exception):
-            self._file.close()
+        for file in (self._file, self._disk):
+            with contextlib.suppress(Exception):
+                file.close()
         with contextlib.suppress(OSError):
             self._temporary.unlink(missing_ok=True)
 
@@ -175,6 +179,7 @@ class StepWriter:
                 self._arrays["left"][at_left : at_left + left.size] = left.ravel()
             if right.size:
                 self._arrays["right"][at_right : at_right + right.size] = right.ravel()
+            self._disk.require_written()
 
     def read_back(self, record: Record) -> tuple[NDArray[np.float64], Any, Any]:
         """What `add` was given for a matrix. Raises StoreError where the file is closed."""
@@ -183,6 +188,7 @@ class StepWriter:
         try:
             left = self._arrays["left"][at_left : at_left + k * m].reshape(k, m)
             right = self._arrays["right"][at_right : at_right + k * n].reshape(k, n)
+            self._disk.require_written()
         except (ValueError, KeyError, OSError, RuntimeError) as error:
             raise StoreError(f"{self._temporary}: is closed") from error
         return self._sigma[at_sigma : at_sigma + record.rank], left, right
@@ -210,6 +216,8 @@ class StepWriter:
                 }
             )
             self._file.close()
+            self._disk.close()
+            self._disk.require_written()
             _sync(self._temporary)
             os.replace(self._temporary, self._target)
             _sync(self._target.parent)

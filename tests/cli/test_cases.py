@@ -17,56 +17,13 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import Result, mat, run_cli
+from conftest import STORE, Result, assert_plain, mat, row_of, run_cli
 from safetensors.torch import save_file
-
-STORE = Path("store.spectra")
-
-
-@pytest.fixture
-def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory for the recipe, in the current directory; the store is beside it."""
-    monkeypatch.chdir(tmp_path)
-    Path("case").mkdir()
-    return Path("case")
-
-
-@pytest.fixture
-def analyze(cli: Any) -> Any:
-    def run(source: Path, *options: object) -> Result:
-        result: Result = cli("analyze", source, "-o", STORE, "--format", "json", *options)
-        assert_plain(result)
-        return result
-
-    return run
-
-
-@pytest.fixture
-def spectra(cli: Any) -> Any:
-    """The singular values that the store holds of a matrix, by step."""
-
-    def run(matrix: str) -> dict[int, list[float]]:
-        rows = cli("spectrum", STORE, matrix, "--format", "json").json["rows"]
-        return {row["step"]: row["singular_values"] for row in rows}
-
-    return run
-
-
-def assert_plain(result: Result) -> None:
-    """No traceback, no control codes, and every line on stderr is one of ours."""
-    assert not re.search("[\x1b\r]", result.out + result.err)
-    assert "Traceback" not in result.err
-    assert all(line.startswith("spectrascope: ") for line in result.err.splitlines())
 
 
 def save_matrix(path: Path, *singular_values: float, seed: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({"fc.weight": mat(singular_values, 6, 4, seed)}, path)
-
-
-def row_of(result: Result, matrix: str) -> dict[str, Any]:
-    (row,) = [row for row in result.json["rows"] if row["matrix"] == matrix]
-    return row
 
 
 def step_files() -> list[str]:
