@@ -9,7 +9,9 @@ from math import prod
 from typing import Literal
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-EIGHT_BITS = ("int8", "uint8")
+FLOATS_OF_8_BITS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+# What an effective weight can be made of.
+CODES = (*FLOATS_OF_8_BITS, "int8")
 
 # parameter: of the model. part: kept beside others, and one effective tensor is made of them. average: an averaged copy
 # (EMA) of a parameter. refused: codes of parameters that are not read as numbers. other: no tensor of the model.
@@ -46,7 +48,7 @@ class TensorInfo:
         """Whether its numbers count as parameters: floats, and the 8-bit integers that quantised weights are."""
         if self.kind == "refused" or self.made_of is not None:
             return True
-        is_number = self.dtype in (*FLOATS, *EIGHT_BITS) or self.dtype.startswith(("float8", "complex"))
+        is_number = self.dtype in (*FLOATS, *CODES, "uint8") or self.dtype.startswith("complex")
         return self.kind == "parameter" and is_number
 
 

@@ -87,13 +87,12 @@ def _live_names(names: list[str], live: list[str]) -> dict[str, str]:
     parted = {name: name.partition(".") for name in names}
     inner = {name: rest if rest and is_average(first) else name for name, (first, _, rest) in parted.items()}
     bare = without_wrappers(inner.values())
-    return {name: _live_name(bare[one], live) for name, one in inner.items()}
-
-
-def _live_name(name: str, live: list[str]) -> str:
-    same = name.replace(".", "")
-    fits = [one for one in live if one == name or one.endswith(f".{name}") or one.replace(".", "").endswith(same)]
-    return min(fits, key=len) if fits else name
+    ends: dict[str, str] = {}
+    for one in sorted(live, key=len):
+        parts = one.split(".")
+        for start in range(len(parts)):
+            ends.setdefault("".join(parts[start:]), one)
+    return {name: ends.get(bare[one].replace(".", ""), bare[one]) for name, one in inner.items()}
 
 
 def _without_online(names: Iterable[str]) -> dict[str, str]:

@@ -17,7 +17,9 @@ Array = NDArray[np.float64]
 # That of int8 codes is relative to the largest number that they can be.
 MACHINE_EPSILON = {
     "float8_e5m2": 2.0**-2,
+    "float8_e5m2fnuz": 2.0**-2,
     "float8_e4m3fn": 2.0**-3,
+    "float8_e4m3fnuz": 2.0**-3,
     "int8": 1 / 127,
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
@@ -89,8 +91,8 @@ def numerical_rank(singular_values: ArrayLike, shape: tuple[int, int], dtype: st
     variance about (eps |w|)^2 / 12, and a random m x n matrix has a spectral norm of sqrt(m) + sqrt(n) times the
     deviation of its entries. A zero matrix has rank 0.
 
-    Parameters: `shape` is (m, n); `dtype` is one of float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2,
-    int8 (whose floor is a lower bound: the error of a code is relative to the largest entry).
+    Parameters: `shape` is (m, n); `dtype` is one of float16, bfloat16, float32, float64, one of torch's
+    float8 types of weights, int8 (whose floor is a lower bound: the error of a code is relative to the largest entry).
     Raises ValueError for any other dtype.
     """
     if dtype not in MACHINE_EPSILON:

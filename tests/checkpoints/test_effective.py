@@ -264,7 +264,7 @@ def test_codes_of_gptq_and_awq(tmp_path: Path) -> None:
     assert refused(only(tmp_path / "m.safetensors"))["e.w_blocks"].startswith("MXFP4 codes")
 
 
-FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...tensors import TensorInfo
+from ...tensors import CODES, FLOATS, TensorInfo
 from .adapters import adapters
 from .parametrised import masked, parametrizations, spectral_norm, weight_norm
 from .quantised import four_bit_codes, scaled_codes
@@ -30,10 +30,11 @@ def resolve(tensors: dict[str, TensorInfo], beside: Beside) -> tuple[dict[str, T
     for rule in RULES:
         free = {name: info for name, info in tensors.items() if name not in marked and info.kind == "parameter"}
         for one in rule(free, beside):
-            marked |= _marks(one, tensors)
-            is_there_already = isinstance(one, Effective) and one.info.name in {*tensors} - {*one.parts}
-            if isinstance(one, Effective) and not is_there_already:
+            if isinstance(one, Effective) and one.info.dtype not in (*FLOATS, *CODES):
+                continue
+            if isinstance(one, Effective) and (one.info.name in one.parts or one.info.name not in tensors):
                 found[one.parts[0]] = one
+            marked |= _marks(one, tensors)
     listed = {info.name: info for info in _in_place(tensors, found, marked)}
     return listed, {one.info.name: one for one in found.values()}
 

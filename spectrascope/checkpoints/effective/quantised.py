@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,10 +11,11 @@ from math import ceil, prod
 
 import torch
 
-from ...tensors import FLOATS, TensorInfo
+from ...tensors import FLOATS, FLOATS_OF_8_BITS, TensorInfo
 from .rules import Beside, Effective, Refused, Tensors, beside_name
 
 WAY_OUT = "analyse the model that was quantised, or dequantise it (`model.dequantize()` in transformers) and save it"
+CONFIG = "config.json"
 # Blocks of DeepSeek's and Qwen's float8 weights, where config.json does not say.
 USUAL_BLOCK = 128
 
@@ -29,6 +31,7 @@ class Scheme:
     packed: int
 
 
+BITSANDBYTES = re.compile(r"(.+?)\.(?:quant_state\..+|(?:nested_)?(?:absmax|quant_map))$")
 SCHEMES = [
     Scheme("GPTQ", re.compile(r"(.*\.)?qweight$"), ("{0}g_idx",), ("{0}scales", "{0}g_idx", "{0}qzeros"), 8),
     Scheme("AWQ", re.compile(r"(.*\.)?qweight$"), ("{0}scales",), ("{0}scales", "{0}qzeros"), 8),
@@ -43,10 +46,14 @@ SCHEMES = [
 def four_bit_codes(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
     """GPTQ, AWQ, bitsandbytes 4-bit and others of their kind: recognised by their names, never read as numbers."""
     seen: set[str] = set()
+    of_bitsandbytes: defaultdict[str, list[str]] = defaultdict(list)
+    for name in tensors:
+        if found := BITSANDBYTES.match(name):
+            of_bitsandbytes[found[1]].append(name)
     for name, info in tensors.items():
-        if any(other.startswith(f"{name}.quant_state.") for other in tensors):
-            parts = tuple(other for other in tensors if other.startswith(f"{name}."))
-            yield Refused(name, f"bitsandbytes codes of 4 bits; {WAY_OUT}", parts, packed=2)
+        if any(".quant_state." in part for part in of_bitsandbytes.get(name, ())):
+            reason = f"bitsandbytes codes of 4 bits; {WAY_OUT}"
+            yield Refused(name, reason, tuple(of_bitsandbytes[name]), packed=2)
             continue
         for scheme in SCHEMES:
             found = scheme.codes.match(name)
@@ -66,7 +73,7 @@ def scaled_codes(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refus
     float8 is a number as it is: without a scale it is read as stored, and marked.
     """
     for name, info in tensors.items():
-        is_float8 = info.dtype.startswith(("float8_e4m3", "float8_e5m2"))
+        is_float8 = info.dtype in FLOATS_OF_8_BITS
         if len(info.shape) < 2 or not (is_float8 or (info.dtype in ("int8", "uint8") and name.endswith("weight"))):
             continue
         row_sizes = tensors.get(beside_name(name, "SCB"))
@@ -120,8 +127,11 @@ def _scaled(info: TensorInfo, scale: TensorInfo, tensors: Tensors, beside: Besid
 
 def _block(info: TensorInfo, beside: Beside) -> tuple[int, ...]:
     """How many rows and columns share a scale where there is one a block."""
-    stated = ((beside.json("config.json") or {}).get("quantization_config") or {}).get("weight_block_size")
+    quantisation = (beside.json(CONFIG) or {}).get("quantization_config")
+    stated = quantisation.get("weight_block_size") if isinstance(quantisation, dict) else None
     sizes = stated if isinstance(stated, list) and all(isinstance(one, int) and one > 0 for one in stated) else []
+    if sizes:
+        beside.used.append(CONFIG)
     return (1,) * (len(info.shape) - 2) + tuple((sizes or [USUAL_BLOCK, USUAL_BLOCK])[:2])
 
 
