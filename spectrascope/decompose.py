@@ -141,6 +141,11 @@ def norms_of_rows(filters: torch.Tensor, shape: tuple[int, int]) -> Decompositio
     return Decomposition(-np.sort(-norms), none, none)
 
 
+def share_of_zeros(matrix: torch.Tensor) -> float:
+    """The share of a matrix' entries that are exactly zero, in [0, 1]: its sparsity."""
+    return 1.0 - float(matrix.count_nonzero()) / float(matrix.numel())
+
+
 def undecomposed(shape: tuple[int, ...], top_k: int, reason: str, failed: bool = False) -> Decomposition:
     """The stand-in for a decomposition that does not exist: NaN in the shapes that it would have had."""
     m, n = shape

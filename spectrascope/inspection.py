@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import Checkpoint, find_checkpoints
+from .checkpoints import Checkpoint, find_checkpoints, require_weights
 from .errors import CheckpointError, NothingAnalysed, RequestError, unreadable
 from .matrices import plan, selected
-from .refused import describe_refused
+from .remarks import AVERAGED, describe_refused
 from .steps import select_steps
-from .words import AVERAGED
 
 
 @dataclass
@@ -39,9 +38,11 @@ def inspect(
     """List what `analyze` would do with these sources; arguments as there.
 
     A matrix or skipped tensor whose name, shape and dtype occur in several checkpoints is one row, with the number
-    of `steps` it occurs in. Raises RequestError for a source or step that does not exist, NothingAnalysed where no
+    of `steps` it occurs in. Raises RequestError for a source or step that does not exist, or checkpoints
+    of which some hold live weights and some averages alone; NothingAnalysed where no
     checkpoint can be read.
     """
+    require_weights(weights)
     found = find_checkpoints(sources, step_regex, trust_pickle)
     wanted = set(select_steps([reference.step for reference in found.references], steps))
     result = Inspection(warnings=found.warnings)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import Checkpoint, Reference
-from .checkpoints.checkpoint import hash_tensor, share_of_zeros
-from .decompose import Decomposition, decompose, norms_of_rows
-from .errors import CheckpointError, RequestError
+from .checkpoints.checkpoint import hash_tensor
+from .decompose import Decomposition, decompose, norms_of_rows, share_of_zeros
+from .errors import RequestError
 from .matrices import Matrix, Plan, plan, selected
 from .reuse import Known
 from .store import Record, StepInfo, StepWriter, read_step, read_vectors, step_path
@@ -126,8 +126,7 @@ class Job:
                     spent += matrix.cost
                     report()
                 info.source["content"] = self._digest.result()
-                if self._checkpoint.stamp() != self._stamp:
-                    raise CheckpointError(self.reference.path, "changed while it was being read; analyse it again")
+                self._checkpoint.require_unchanged()
                 path = writer.finish()
         finally:
             for future in self._results.values():
@@ -151,15 +150,14 @@ class Job:
 
     def _decompose(self, matrix: Matrix, pool: Pool, known: Known) -> Found:
         """The hash of the matrix's bytes as stored, its sparsity, and its decomposition."""
-        tensor = self._checkpoint.load(matrix.tensor)
-        piece = matrix.cut(tensor)
+        piece = matrix.cut(self._checkpoint.load)
         raw_hash = hash_tensor(piece)
 
         def compute() -> Decomposition:
             if not matrix.has_vectors:
-                return norms_of_rows(matrix.of(tensor), matrix.shape)
+                return norms_of_rows(matrix.of(piece), matrix.shape)
             with pool.device() as device:
-                return decompose(matrix.of(tensor), self._settings.top_k, device)
+                return decompose(matrix.of(piece), self._settings.top_k, device)
 
         return raw_hash, share_of_zeros(piece), known.get(raw_hash, matrix, self._vectors(matrix), compute)
 

@@ -67,18 +67,16 @@ class Matrix:
         short, long = sorted(self.shape)
         return float(long) * short**2 + 10.0 * short**3
 
-    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the stored tensor holds of this matrix, in the stored layout: a view."""
-        if self.expert is not None:
-            tensor = tensor[self.expert]
+    def cut(self, load: Callable[[str, int | None], torch.Tensor]) -> torch.Tensor:
+        """What is stored of this matrix, in the stored layout; `load` reads a tensor, or one of the first axis."""
+        tensor = load(self.tensor, self.expert)
         return tensor if self.rows is None else tensor[slice(*self.rows)]
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The matrix itself, shape (out, in), from the stored tensor; a view where that is possible.
+    def of(self, piece: torch.Tensor) -> torch.Tensor:
+        """The matrix itself, shape (out, in), from what `cut` gives; a view where that is possible.
 
         Of a depthwise convolution, its c filters as rows, shape (c, k).
         """
-        piece = self.cut(tensor)
         if self.role == "transposed conv":
             piece = piece.transpose(0, 1)
         return piece.reshape(self.shape if self.has_vectors else (self.shape[0], -1))
@@ -121,7 +119,7 @@ def plan(
     ----------
     tensors : name -> TensorInfo, in model order
     tied : name -> the name of the tensor that it shares memory with
-    load : reads a tensor; called only for square tables that may be a causal mask
+    load : reads a tensor; called only for stored square tables, which may be a causal mask
     wants : whether a matrix of this name is asked for
     """
     matrices: list[Matrix] = []
@@ -138,7 +136,8 @@ def plan(
         wanted = [matrix for matrix in found if any(map(wants, (matrix.name, *aliases)))]
         matrices += wanted
         if not wanted:
-            skipped.append(Skipped(name, info.shape, info.dtype, reason or LEFT_OUT, info.kind == "refused"))
+            is_refused = info.kind == "refused" and wants(name)
+            skipped.append(Skipped(name, info.shape, info.dtype, reason or LEFT_OUT, is_refused))
     analysed = sum(matrix.parameters for matrix in matrices)
     return Plan(matrices, skipped, analysed / parameters if parameters else 0.0)
 

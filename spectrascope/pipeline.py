@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from .checkpoints import Checkpoint, Container, Reference, find_checkpoints, from_state_dicts
+from .checkpoints import Checkpoint, Container, Reference, find_checkpoints, from_state_dicts, require_weights
 from .errors import (
     CheckpointError,
     NothingAnalysed,
@@ -31,7 +31,7 @@ from .errors import (
 from .job import Job, LookUp, Settings, look_up, require_same_weights
 from .matrices import LEFT_OUT, Plan
 from .progress import Progress, Silent
-from .refused import describe_refused
+from .remarks import describe_refused
 from .reuse import Known
 from .steps import select_steps
 from .store import Trajectory, open_for_writing, read_info, set_aside, step_files, step_path
@@ -86,6 +86,7 @@ def analyze(
         raise RequestError(f"--top-k must be 0 or more, not {top_k}")
     if workers is not None and workers < 1:
         raise RequestError(f"--workers must be 1 or more, not {workers}")
+    require_weights(weights)
     progress = progress or Silent()
     devices, device_warning = choose_devices(device)
     settings = Settings(top_k, ((tuple(match), tuple(skip)),))
@@ -115,6 +116,7 @@ class _Run:
         self.known = Known()
         self._missing = 0
         self._announced = False
+        self._weights_are_settled = False
         self._without_matrices: list[Plan] = []
 
     def warn(self, line: str) -> None:
@@ -207,7 +209,7 @@ class _Run:
             for warning in warnings:
                 self.warn(warning)
             checkpoint = self._checkpoint(container)
-            stamp = checkpoint.stamp()
+            stamp = checkpoint.stamp
             try:
                 found = look_up(self.store, reference, checkpoint, stamp, self.settings, self.trust_mtime)
             except StoreDamaged as error:
@@ -228,7 +230,8 @@ class _Run:
     def _checkpoint(self, container: Container) -> Checkpoint:
         """The checkpoint, in the one copy of the weights, live or averaged, that all of this run are read in."""
         checkpoint = Checkpoint(container, self.weights)
-        if self.settings.weights != checkpoint.weights or self.weights == "auto":
+        if not self._weights_are_settled:
+            self._weights_are_settled = True
             self.weights = checkpoint.weights
             self.settings = replace(self.settings, weights=checkpoint.weights)
             for path in step_files(self.store).values():

@@ -36,7 +36,7 @@ def reason_to_skip(info: TensorInfo, load: Callable[[str], torch.Tensor]) -> tup
         return "1-D", False
     if is_bias_of_experts(info):
         return "1-D, one bias per expert", False
-    if _may_be_mask(info) and _is_causal_mask(load(info.name)):
+    if info.made_of is None and _may_be_mask(info) and _is_causal_mask(load(info.name)):
         return "causal mask", True
     if len(info.shape) > 2 and not info.name.endswith("weight") and not is_expert_stack(info):
         return f"{len(info.shape)}-D, and not a convolution's weight", False

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 
-AVERAGED = "these are averaged (EMA) weights, not the live ones"
-
 
 def counted(count: int, one: str, many: str | None = None) -> str:
     """1 matrix, 2 matrices."""

@@ -22,7 +22,7 @@ LAYERS = [
     {"reuse"},
     {"metrics", "store", "checkpoints", "architectures"},
     {"workers"},
-    {"decompose", "matrices", "copies", "refused", "steps", "progress"},
+    {"decompose", "matrices", "copies", "remarks", "steps", "progress"},
     {"words", "skipping"},
     {"roles"},
     {"tensors"},

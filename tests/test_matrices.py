@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spectrascope.matrices import Plan, model_order, plan, selected
+from spectrascope.matrices import Matrix, Plan, model_order, plan, selected
 from spectrascope.tensors import TensorInfo
 
 
@@ -19,12 +19,17 @@ def planned(tensors: dict[str, torch.Tensor], **options: Any) -> Plan:
     return found
 
 
+def matrix_of(matrix: Matrix, tensor: torch.Tensor) -> torch.Tensor:
+    """The matrix, cut from its tensor."""
+    return matrix.of(matrix.cut(lambda name, index: tensor if index is None else tensor[index]))
+
+
 def only(tensor: torch.Tensor, name: str = "l.weight", **others: torch.Tensor) -> Any:
     """What becomes of one tensor: (role, shape, guessed), or the reason why it is skipped."""
     found = planned({name: tensor} | {key.replace("__", "."): value for key, value in others.items()})
     for matrix in found.matrices:
         if matrix.name == name:
-            assert matrix.of(tensor).shape == matrix.shape
+            assert matrix_of(matrix, tensor).shape == matrix.shape
             return matrix.role, matrix.shape, matrix.guessed
     return next(s.reason for s in found.skipped if s.name == name)
 
@@ -58,7 +63,7 @@ def test_transposed_convolutions_swap_their_axes() -> None:
     assert only(torch.ones(4, 4, 3, 3), l__bias=torch.ones(4)) == ("conv", (4, 36), True)
     tensor = torch.arange(5 * 4 * 9.0).reshape(5, 4, 3, 3)
     matrix = planned({"l.weight": tensor, "l.bias": torch.ones(4)}).matrices[0]
-    assert torch.equal(matrix.of(tensor)[2], tensor[:, 2].reshape(-1))
+    assert torch.equal(matrix_of(matrix, tensor)[2], tensor[:, 2].reshape(-1))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_depthwise_convolutions_are_known_by_their_predecessor() -> None:
     (_, matrix) = planned(before).matrices
     assert (matrix.role, matrix.shape, matrix.guessed) == ("depthwise conv", (8, 72), False)
     assert (matrix.rank, matrix.parameters, matrix.has_vectors) == (8, 72, False)
-    assert matrix.of(filters).shape == (8, 9)
+    assert matrix_of(matrix, filters).shape == (8, 9)
     assert planned(before).coverage == pytest.approx((40 + 72) / (40 + 72 + 8))
     (_, matrix) = planned(before | {"a.weight": torch.ones(16, 5)}).matrices
     assert (matrix.role, matrix.shape, matrix.guessed) == ("conv", (8, 9), True)
@@ -137,7 +142,7 @@ def test_expert_stacks_are_known_by_name() -> None:
     found = plan(infos, {}, tensors.__getitem__)
     assert [m.name for m in found.matrices] == [f"layers.0.mlp.experts.down_proj[{i}]" for i in range(3)]
     assert all(m.role == "expert" and m.shape == (6, 5) for m in found.matrices)
-    assert torch.equal(found.matrices[2].of(stack), stack[2])
+    assert torch.equal(matrix_of(found.matrices[2], stack), stack[2])
     assert found.skipped[0].reason == "1-D, one bias per expert"
     assert found.coverage == pytest.approx(90 / 108)
     picked = plan(infos, {}, tensors.__getitem__, lambda name: selected(name, ["*down_proj[[]1]"], []))
@@ -155,7 +160,7 @@ def test_fused_gate_and_up_projections_have_parts() -> None:
     found = plan(infos, {}, lambda name: fused)
     whole, gate, up = found.matrices
     assert [m.name for m in found.matrices] == [whole.tensor, f"{whole.tensor}[gate]", f"{whole.tensor}[up]"]
-    assert torch.equal(torch.cat([gate.of(fused), up.of(fused)]), whole.of(fused))
+    assert torch.equal(torch.cat([matrix_of(gate, fused), matrix_of(up, fused)]), matrix_of(whole, fused))
     assert gate.shape == up.shape == (4, 3)
     assert found.coverage == 1.0
 

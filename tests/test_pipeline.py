@@ -309,10 +309,10 @@ def test_a_read_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: 
     source = write(tmp_path / "run", trajectory(2))
     real = Checkpoint.load
 
-    def load(self: Any, name: str) -> torch.Tensor:
+    def load(self: Any, name: str, index: int | None = None) -> torch.Tensor:
         if name == "l2.weight" and "step0" in str(self.path):
             raise CheckpointError(self.path, "cannot be read (Input/output error)")
-        return real(self, name)
+        return real(self, name, index)
 
     monkeypatch.setattr(Checkpoint, "load", load)
     run = spectrascope.analyze(source, tmp_path / "x.spectra")

@@ -14,8 +14,9 @@ names.py         wrapper prefixes
 effective/       re-parametrised, quantised and adapted weights as they act in the network
 """
 
+from .averages import require_weights
 from .checkpoint import Checkpoint
 from .container import Container
 from .find import Found, Reference, find_checkpoints, from_state_dicts
 
-__all__ = ["Checkpoint", "Container", "Found", "Reference", "find_checkpoints", "from_state_dicts"]
+__all__ = ["Checkpoint", "Container", "Found", "Reference", "find_checkpoints", "from_state_dicts", "require_weights"]

@@ -7,6 +7,7 @@ They are known by what trainers call them: `model_ema.*` (with the dots of the n
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -19,7 +20,7 @@ from .names import without_wrappers
 Weights = Literal["live", "averaged"]
 WAYS = ("auto", "live", "averaged")
 
-AVERAGE = re.compile(r"(?:\w+_)?(?:ema|swa)(?:_\w+)?$", re.IGNORECASE)
+AVERAGE = re.compile(r"(?:\w+_)?(?:ema|swa|averaged)(?:_\w+)?$", re.IGNORECASE)
 # ema-pytorch keeps the live model under this name.
 ONLINE = "online_model"
 COUNTER = "n_averaged"
@@ -28,6 +29,11 @@ COUNTER = "n_averaged"
 def is_average(key: str) -> bool:
     """Whether a key of a checkpoint, or the first part of a name, is that of an average."""
     return AVERAGE.match(key) is not None
+
+
+def average_of(key: str) -> str:
+    """What an average is of, by its key: `G_ema` -> `G`, `ema` -> ``."""
+    return "_".join(part for part in key.split("_") if part.lower() not in ("ema", "swa", "averaged"))
 
 
 def mark_averages(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
@@ -42,6 +48,12 @@ def mark_averages(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     return {name: marked(info) for name, info in tensors.items()}
 
 
+def require_weights(wanted: str) -> None:
+    """Raises RequestError for what is neither a copy of the weights nor `auto`."""
+    if wanted not in WAYS:
+        raise RequestError(f"--weights is one of {', '.join(WAYS)}, not {wanted!r}")
+
+
 def choose_weights(path: Pathish, tensors: Mapping[str, TensorInfo], wanted: str) -> Weights:
     """The copy to read: the one that is wanted, or for `auto` the live one if there is any.
 
@@ -53,8 +65,6 @@ def choose_weights(path: Pathish, tensors: Mapping[str, TensorInfo], wanted: str
     held += ["averaged"] if "average" in kinds else []
     if wanted == "auto":
         return held[0] if held else "live"
-    if wanted not in WAYS:
-        raise RequestError(f"--weights is one of {', '.join(WAYS)}, not {wanted!r}")
     if wanted not in held and held:
         raise RequestError(
             f"{path} holds {held[0]} weights alone, where {wanted} ones are read: one trajectory does not mix the two; "
@@ -87,12 +97,18 @@ def _live_names(names: list[str], live: list[str]) -> dict[str, str]:
     parted = {name: name.partition(".") for name in names}
     inner = {name: rest if rest and is_average(first) else name for name, (first, _, rest) in parted.items()}
     bare = without_wrappers(inner.values())
-    ends: dict[str, str] = {}
-    for one in sorted(live, key=len):
+    ends: defaultdict[str, set[str]] = defaultdict(set)
+    for one in live:
         parts = one.split(".")
         for start in range(len(parts)):
-            ends.setdefault("".join(parts[start:]), one)
-    return {name: ends.get(bare[one].replace(".", ""), bare[one]) for name, one in inner.items()}
+            ends[".".join(parts[start:])].add(one)
+            ends["".join(parts[start:])].add(one)
+
+    def live_name(name: str) -> str:
+        found = {name} & ends[name] or ends[name]
+        return next(iter(found)) if len(found) == 1 else name
+
+    return {name: live_name(bare[one]) for name, one in inner.items()}
 
 
 def _without_online(names: Iterable[str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
 from ..matrices import model_order
-from ..roles import is_expert_stack
 from ..tensors import TensorInfo
 from .averages import choose_weights, mark_averages, names_of
 from .container import Container
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 
-CHANGED = "changed while it was being read; analyse it again"
-
-
 class Checkpoint:
     """The weights of one step.
 
@@ -35,6 +30,7 @@ class Checkpoint:
     tensors : dict of name -> TensorInfo, wrapper prefixes stripped, effective weights in place, in the model's order
     tied : dict of name -> the earlier name that it shares memory with
     weights : "live" or "averaged", the copy of the model that `tensors` are of
+    stamp : list of name, size and modification time (ns) of each file that decides values, when it was opened
     path : what to show a person
 
     `weights` as an argument is the copy that is wanted; "auto" is the live one if there is any.
@@ -47,7 +43,7 @@ class Checkpoint:
         self.path = container.path
         self._container = container
         self._files = container.files()
-        self._stamp = stamp(self._files)
+        self.stamp = stamp(self._files)
         listed = mark_averages({info.name: info for info in container.tensors()})
         refuse_without_values(container.path, listed.values())
         self.weights = choose_weights(container.path, listed, weights)
@@ -61,46 +57,37 @@ class Checkpoint:
         stored = {name: replace(listed[self._stored_name[name]], name=name) for name in order}
         beside = Beside(self._stored, self._files[0].parent if self._files else None)
         self.tensors, self._effective = resolve(stored, beside)
-        self._files += [path for name in beside.used if (path := beside.path(name))]
-        self._stamp = stamp(self._files)
+        used = [path for name in beside.used if (path := beside.path(name))]
+        self._files += used
+        self.stamp += stamp(used)
         self.tied = _tied(self.tensors)
-        self._lock = threading.Lock()
-        self._stack: dict[str, torch.Tensor] = {}
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> torch.Tensor:
         """The tensor of this name, on the CPU; an effective weight as it acts in the network.
+
+        With `index`, what is at this place of its first axis, such as one expert of a stack.
 
         Raises CheckpointError, which names the tensor, where it cannot be read or its file has changed.
         """
-        if not is_expert_stack(self.tensors[name]):
-            return self._load(name)
-        with self._lock:  # its experts are asked for one after the other
-            if name not in self._stack:
-                self._stack.clear()
-                self._stack[name] = self._load(name)
-            return self._stack[name]
-
-    def _load(self, name: str) -> torch.Tensor:
         effective = self._effective.get(name)
         if effective is None:
-            return self._stored(name)
+            return self._stored(name, index)
         tensor = effective.make(*map(self._stored, effective.parts))
         if tuple(tensor.shape) != effective.info.shape:
             raise CheckpointError(self.path, f"{name} comes out as {tuple(tensor.shape)}, not {effective.info.shape}")
-        return tensor
+        return tensor if index is None else tensor[index]
 
-    def _stored(self, name: str) -> torch.Tensor:
-        # A mapped file that got shorter ends the process, so it is looked at before every read.
-        if stamp(self._files) != self._stamp:
-            raise CheckpointError(self.path, CHANGED)
+    def _stored(self, name: str, index: int | None = None) -> torch.Tensor:
+        self.require_unchanged()
         try:
-            return self._container.load(self._stored_name[name])
+            return self._container.load(self._stored_name[name], index)
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(self.path, f"{name} cannot be read ({error})") from error
 
-    def stamp(self) -> list[tuple[str, int, int]]:
-        """Name, size and modification time (ns) of each weight file. Raises CheckpointError if one is gone."""
-        return stamp(self._files)
+    def require_unchanged(self) -> None:
+        """Raises CheckpointError where a file is gone, or has another size or time than when it was opened."""
+        if stamp(self._files) != self.stamp:
+            raise CheckpointError(self.path, "changed while it was being read; analyse it again")
 
     def content_hash(self) -> str:
         """sha256 over the weight files, or over the tensors where there is no file."""
@@ -159,16 +146,11 @@ def hash_tensor(tensor: torch.Tensor) -> str:
     return hashlib.sha256(memoryview(raw.numpy())).hexdigest()
 
 
-def share_of_zeros(tensor: torch.Tensor) -> float:
-    """The share of a tensor's entries that are exactly zero, in [0, 1]."""
-    return 1.0 - float(tensor.count_nonzero()) / float(tensor.numel())
-
-
 def _tied(tensors: dict[str, TensorInfo]) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     tied = {}
     for name, info in tensors.items():
-        if info.storage is None or info.size == 0:
+        if info.storage is None or info.size == 0 or info.kind != "parameter" or info.problem:
             continue
         if info.storage in first:
             tied[name] = first[info.storage]

@@ -30,8 +30,11 @@ class Container(Protocol):
         """All tensors, read from headers alone where the format allows."""
         ...
 
-    def load(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU; its memory is given back when the tensor is dropped."""
+    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+        """One tensor on the CPU, or what is at `index` of its first axis.
+
+        Its memory is given back when the tensor is dropped.
+        """
         ...
 
     def step(self) -> int | None:

@@ -12,10 +12,11 @@ from ..errors import CheckpointError
 from .checkpoint import hash_tensor
 from .container import Container
 from .deepspeed import WHOLE, deepspeed_directory, whole_weights
-from .distributed import METADATA, UNFINISHED, DistributedDirectory, is_distributed
+from .distributed import UNFINISHED, DistributedDirectory, is_distributed
 from .foreign import foreign_by_name
 from .formats import format_of, open_file
-from .safetensors_file import CONSOLIDATE
+from .metadata import METADATA
+from .safetensors_file import PUT_TOGETHER
 from .sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
 
 # What trainers leave beside the weights.
@@ -92,7 +93,7 @@ def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, l
     except OSError as error:
         raise CheckpointError(path, f"cannot be read ({error.strerror})") from error
     if len({found[1] for name in names if (found := PROCESS.match(name))}) > 1:
-        raise CheckpointError(path, f"holds the shards of several processes; {CONSOLIDATE}")
+        raise CheckpointError(path, f"holds the shards of several processes; {PUT_TOGETHER}")
     indices = [path / name for name in INDICES if name in names]
     stale = [index for index in indices if _is_stale(index)]
     sets = _sets(path, names, [index for index in indices if index not in stale], opener)

@@ -33,8 +33,9 @@ class StateDict:
         found = [describe_tensor(name, tensor) for name, tensor in self._tensors.items()]
         return found + describe_left_out(self._left_out, self._tensors)
 
-    def load(self, name: str) -> torch.Tensor:
-        return self._tensors[name].cpu()
+    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+        tensor = self._tensors[name]
+        return (tensor if index is None else tensor[index]).cpu()
 
     def step(self) -> int | None:
         return None

@@ -35,7 +35,7 @@ class NpzFile:
             except Exception as error:  # zipfile, zlib and NumPy raise whatever they raise on damaged archives
                 raise CheckpointError(self.path, f"is not a valid .npz archive ({error})") from error
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> torch.Tensor:
         with self._lock:
             try:
                 # The member itself: np.load would take `x.npy` for `x`.
@@ -45,6 +45,7 @@ class NpzFile:
                 raise
             except Exception as error:
                 raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
+        array = array if index is None else array[index]
         return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
 
     def step(self) -> int | None:

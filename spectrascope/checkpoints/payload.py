@@ -13,7 +13,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..words import listed
-from .averages import is_average
+from .averages import average_of, is_average
 from .steps import LARGEST_STEP
 
 MODEL_KEYS = (
@@ -28,14 +28,14 @@ MODEL_KEYS = (
     "params",
 )
 NOT_THE_MODEL = re.compile(
-    r"(?:^|_)(?:optim\w*|lr|sched\w*|\w*scaler|scaling|ema|averaged?|rng|random|loops|callbacks|hparams)(?:_|$)",
+    r"(?:^|_)(?:optim\w*|lr|sched\w*|\w*scaler|scaling|rng|random|loops|callbacks|hparams)(?:_|$)",
     re.IGNORECASE,
 )
 MOMENTS = re.compile(r"(?:^|\.)(?:exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer)$")
 # Lightning's WeightAveraging saves the average as `state_dict`, and the live weights under this key.
 LIVE_BESIDE_AVERAGE = "current_model_state"
 # Real checkpoints nest a few dicts; a pickle can nest more than there is time for.
-MOST_DICTS = 20_000
+MOST_DICTS, DEEPEST = 5_000, 100
 
 
 @dataclass
@@ -96,20 +96,20 @@ def as_step(value: Any) -> int | None:
 class _Search:
     """The way through the dicts of one payload."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], outer: _Search | None = None) -> None:
         self.found = Payload()
         self._path = path
-        self._visits = 0
-        self._holding: dict[int, bool] = {}
+        self._visits: list[str] = outer._visits if outer else []
+        self._holding: dict[int, bool] = outer._holding if outer else {}
 
     def tensors_of(self, payload: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         """The model's tensors in a dict and in those inside it; averages and what is left out are noted."""
-        self._visits += 1
-        if self._visits > MOST_DICTS or prefix.count(".") > 200:
+        self._visits.append(prefix)
+        if len(self._visits) > MOST_DICTS or prefix.count(".") > DEEPEST:
             raise CheckpointError(self._path, "nests dicts without end; it is no checkpoint that a trainer wrote")
-        for key, value in payload.items():
-            if isinstance(key, str) and is_average(key) and isinstance(value, Mapping) and self._holds(value):
-                self._note_average(value, f"{prefix}{key}.")
+        averages = [key for key, value in payload.items() if _is_average(key, value) and self._holds(value)]
+        for key in averages:
+            self._note_average(payload[key], f"{prefix}{key}.", f"{average_of(key)}." if len(averages) > 1 else "")
         for key in MODEL_KEYS:
             value = payload.get(key)
             if not isinstance(value, Mapping) or not self._holds(value):
@@ -120,7 +120,7 @@ class _Search:
                 return found
         inner: dict[str, dict[str, Any]] = {}
         for key, value in payload.items():
-            is_inner = isinstance(key, str) and isinstance(value, Mapping) and not NOT_THE_MODEL.search(key)
+            is_inner = isinstance(key, str) and isinstance(value, Mapping) and not _is_beside(key)
             if is_inner and self._holds(value) and (found := self.tensors_of(value, f"{prefix}{key}.")):
                 inner[key] = found
         mine = {key: value for key, value in payload.items() if _is_of_the_model(key, value, beside_models=bool(inner))}
@@ -130,17 +130,21 @@ class _Search:
             return next(iter(inner.values()))
         return mine | {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}
 
-    def _note_average(self, payload: Mapping[Any, Any], prefix: str) -> None:
-        """ema-pytorch keeps the average as `ema_model.*`, beside the live model once more."""
-        inside = _Search(self._path)
+    def _note_average(self, payload: Mapping[Any, Any], prefix: str, model: str) -> None:
+        """ema-pytorch keeps the average as `ema_model.*`, beside the live model once more.
+
+        `model` tells the averages of several models apart.
+        """
+        inside = _Search(self._path, self)
         tensors = inside.tensors_of(payload, prefix)
         own = {name: tensor for name, tensor in tensors.items() if is_average(name.partition(".")[0])}
         tensors = {name.partition(".")[2]: tensor for name, tensor in own.items()} or tensors
-        self.found.averages |= {f"ema.{name}": tensor for name, tensor in (inside.found.averages or tensors).items()}
+        tensors = {name.removeprefix("ema."): one for name, one in inside.found.averages.items()} or tensors
+        self.found.averages |= {f"ema.{model}{name}": tensor for name, tensor in tensors.items()}
 
     def _leave_out(self, payload: Mapping[Any, Any], prefix: str, reason: str) -> None:
         for key, value in payload.items():
-            if self._holds(value) and not (isinstance(key, str) and is_average(key) and isinstance(value, Mapping)):
+            if self._holds(value) and not _is_average(key, value):
                 self.found.left_out[f"{prefix}{key}"] = reason
 
     def _holds(self, value: Any) -> bool:
@@ -160,4 +164,13 @@ def _is_of_the_model(key: Any, value: Any, beside_models: bool) -> bool:
     """Whether an entry is a tensor of the model; beside whole models, a number or `rng_state` is none."""
     if not isinstance(key, str) or not isinstance(value, (torch.Tensor, np.ndarray)) or MOMENTS.search(key):
         return False
-    return not (beside_models and "." not in key and (value.ndim == 0 or NOT_THE_MODEL.search(key)))
+    return not (beside_models and "." not in key and (value.ndim == 0 or _is_beside(key)))
+
+
+def _is_average(key: Any, value: Any) -> bool:
+    return isinstance(key, str) and is_average(key) and isinstance(value, Mapping)
+
+
+def _is_beside(key: str) -> bool:
+    """Whether a key is that of training state or of an average."""
+    return is_average(key) or NOT_THE_MODEL.search(key) is not None

@@ -9,12 +9,12 @@ from os import PathLike
 from ..errors import CheckpointError
 from ..tensors import FLOATS, TensorInfo
 from ..words import counted
+from .deepspeed import consolidate
 
 FLAT = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?$")
 GATHER_FSDP = (
     "save it with StateDictType.FULL_STATE_DICT, or sharded through torch.distributed.checkpoint, which is read here"
 )
-CONSOLIDATE = "consolidate them first (`python zero_to_fp32.py CHECKPOINT_DIR OUT`, a script that DeepSpeed puts there)"
 
 
 def refuse_without_values(path: str | PathLike[str], tensors: Iterable[TensorInfo]) -> None:
@@ -39,5 +39,5 @@ def refuse_without_values(path: str | PathLike[str], tensors: Iterable[TensorInf
         raise CheckpointError(
             path,
             f"holds {counted(len(empty), 'tensor')} of size 0 and no weights: with DeepSpeed ZeRO-3 the weights are "
-            f"partitioned over other files; {CONSOLIDATE}",
+            f"partitioned over other files; {consolidate('CHECKPOINT_DIRECTORY')}",
         )

@@ -35,7 +35,7 @@ DTYPES = {
 }
 # What torch.distributed.checkpoint says of pieces of tensors in a safetensors file.
 SHARDING = "DCP_SHARDING_INFO"
-CONSOLIDATE = "put them together first, with consolidate_safetensors_files of torch.distributed.checkpoint"
+PUT_TOGETHER = "put them together first, with consolidate_safetensors_files of torch.distributed.checkpoint"
 
 
 class SafetensorsFile:
@@ -59,12 +59,16 @@ class SafetensorsFile:
             for name, entry in self._header().items()
         ]
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> torch.Tensor:
         entry = self._header()[name]
         dtype = getattr(torch, DTYPES.get(entry["dtype"], "none"), None)
         if dtype is None:
             raise CheckpointError(self.path, f"{name} is of a type that torch does not have ({entry['dtype']})")
         begin, end = entry["data_offsets"]
+        shape = entry["shape"]
+        if index is not None:
+            shape, size = shape[1:], (end - begin) // shape[0]
+            begin, end = begin + index * size, begin + (index + 1) * size
         content = torch.empty(end - begin, dtype=torch.uint8)
         try:
             with self.path.open("rb") as file:
@@ -74,7 +78,7 @@ class SafetensorsFile:
             raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
         if count != end - begin:
             raise CheckpointError(self.path, f"is truncated: {name} ends past the end of the file")
-        return content.view(dtype).reshape(entry["shape"])
+        return content.view(dtype).reshape(shape)
 
     def step(self) -> int | None:
         return None
@@ -106,7 +110,7 @@ class SafetensorsFile:
         except (ValueError, TypeError, KeyError, AttributeError):
             is_shard = False
         if is_shard:
-            raise CheckpointError(self.path, f"holds the shards of one process; {CONSOLIDATE}")
+            raise CheckpointError(self.path, f"holds the shards of one process; {PUT_TOGETHER}")
 
 
 def _cause(path: Path, error: Exception) -> str:

@@ -43,10 +43,10 @@ class ShardedFiles:
         self._home = home
         return found
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> torch.Tensor:
         if not self._home:
             self.tensors()
-        return self._home[name].load(name)
+        return self._home[name].load(name, index)
 
     def step(self) -> int | None:
         return None

@@ -25,39 +25,31 @@ REOPEN_AFTER = 64 * 2**20
 # What every file of torch.save asks for.
 HARMLESS = re.compile(r"torch\.\w+$|torch\._utils\.|torch\.storage\.|collections\.OrderedDict$|numpy\.(_?core\.|dtype)")
 
-# What a refused pickle is, by the names that it asks for, and what to do instead.
-_SHARDS = (
+# What a refused pickle is, by the names that it asks for, and what to do about it.
+SHARDS = (
     "holds the shards of one process",
-    "Save the full state dict, or all of it with torch.distributed.checkpoint, which is read here; or i",
+    "Save the full state dict, or all of it with torch.distributed.checkpoint, which is read here. ",
 )
+WHOLE_MODEL = ("holds a whole pickled model, not a state dict", "Save model.state_dict() instead. ")
 KNOWN_REQUESTS = {
-    "torch.distributed.tensor.": _SHARDS,
-    "torch.distributed._tensor.": _SHARDS,
-    "torch.distributed._shard.": _SHARDS,
-    "torch.nn.modules.": ("holds a whole pickled model, not a state dict", "Save model.state_dict() instead; or i"),
+    "torch.distributed.tensor.": SHARDS,
+    "torch.distributed._tensor.": SHARDS,
+    "torch.distributed._shard.": SHARDS,
+    "torch.nn.modules.": WHOLE_MODEL,
 }
-REFUSED = ("was refused by the safe loader", "I")
+REFUSED = ("was refused by the safe loader", "")
 
-
-def _allow_harmless() -> None:
-    """NumPy scalars (a best loss, a step) and the arguments of a script: common, and they run nothing.
-
-    Both homes of NumPy's `scalar` are named in files.
-    """
-    scalar = np.float64(0).__reduce__()[0]
-    scalar_types = {type(np.dtype(code)) for code in "?bhilqBHILQefd"}
-    torch.serialization.add_safe_globals(
-        [
-            (scalar, "numpy.core.multiarray.scalar"),
-            (scalar, "numpy._core.multiarray.scalar"),
-            np.dtype,
-            *scalar_types,
-            argparse.Namespace,
-        ]
-    )
-
-
-_allow_harmless()
+_scalar = np.float64(0).__reduce__()[0]
+# NumPy scalars (a best loss, a step) and the arguments of a script: common, and they run nothing.
+SAFE = [
+    (_scalar, "numpy.core.multiarray.scalar"),  # both homes of it are named in files
+    (_scalar, "numpy._core.multiarray.scalar"),
+    np.dtype,
+    *{type(np.dtype(code)) for code in "?bhilqBHILQefd"},
+    argparse.Namespace,
+]
+# torch keeps what is safe in one list for the whole process.
+_list_of_torch = threading.Lock()
 
 
 class TorchFile:
@@ -83,14 +75,15 @@ class TorchFile:
             tensors = [describe_tensor(name, tensor) for name, tensor in found.all.items()]
             return tensors + describe_left_out(found.left_out, found.all)
 
-    def load(self, name: str) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> torch.Tensor:
         with self._lock:
             if self._is_zip and self._handed_out > REOPEN_AFTER:
                 self._payload = self._found = None
             tensor: torch.Tensor = self._state_dict().all[name]
+            tensor = tensor.detach() if index is None else tensor.detach()[index]
             self._handed_out += tensor.nbytes
             try:
-                return copied(tensor.detach()) if self._is_zip else tensor.detach()
+                return copied(tensor) if self._is_zip else tensor
             except OSError as error:
                 raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
 
@@ -117,10 +110,11 @@ class TorchFile:
 
     def _load_file(self) -> Any:
         try:
-            if self._is_zip and _torch_can_map(self.path):
-                return torch.load(self.path, map_location="cpu", weights_only=not self._trust_pickle, mmap=True)
-            with self.path.open("rb") as file:
-                return torch.load(file, map_location="cpu", weights_only=not self._trust_pickle)
+            with _list_of_torch, torch.serialization.safe_globals(SAFE):
+                if self._is_zip and _torch_can_map(self.path):
+                    return torch.load(self.path, map_location="cpu", weights_only=not self._trust_pickle, mmap=True)
+                with self.path.open("rb") as file:
+                    return torch.load(file, map_location="cpu", weights_only=not self._trust_pickle)
         except MemoryError:
             raise
         except Exception as error:  # a pickle can fail with any exception; each is a fault of the file
@@ -151,10 +145,10 @@ def _cause(path: Path, error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read ({error.strerror})"
     if asked := [name for name in globals_in(path) if not HARMLESS.match(name)]:
-        what, instead = next((one for name, one in KNOWN_REQUESTS.items() if _any_begins(asked, name)), REFUSED)
+        what, advice = next((one for name, one in KNOWN_REQUESTS.items() if _any_begins(asked, name)), REFUSED)
         return (
-            f"{what}: it asks for {', '.join(f'`{name}`' for name in asked[:3])}, which "
-            f"could run any code. {instead}f you trust whoever made the file, --trust-pickle loads it all the same"
+            f"{what}: it asks for {', '.join(f'`{name}`' for name in asked[:3])}, which could run any code. "
+            f"{advice}If you trust whoever made the file, --trust-pickle loads it all the same"
         )
     text = re.split(r"WeightsUnpickler error:\s*", str(error))[-1].strip()
     first_line = text.splitlines()[0] if text and not isinstance(error, KeyError) else type(error).__name__

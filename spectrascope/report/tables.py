@@ -28,6 +28,8 @@ SHORT_NAMES = {
     "numerical_rank": "num_rank",
 }
 NARROWEST_NAME = 12
+# Some entries of any matrix of 16 bits are zero.
+WORTH_A_NOTE = 0.01
 
 
 class Words(str):
@@ -187,7 +189,7 @@ def _note(row: Row) -> str:
     """Why there is no number; else how the weight comes about, and how many of its entries are zero."""
     if row["reason"]:
         return str(row["reason"])
-    zeros = [f"{row['sparsity']:.1%} zeros"] if row["sparsity"] else []
+    zeros = [f"{row['sparsity']:.1%} zeros"] if (row["sparsity"] or 0) >= WORTH_A_NOTE else []
     return "; ".join(([row["made_of"]] if row["made_of"] else []) + zeros)
 
 

@@ -76,14 +76,13 @@ class Disk:
 
     def write(self, content: Any) -> int:
         """All of it, or a failure that is kept."""
-        size = done = memoryview(content).nbytes
+        view, done = memoryview(content).cast("B"), 0
         try:
-            done = 0
-            while self._error is None and done < size:
-                done += self._file.write(memoryview(content).cast("B")[done:]) or 0
+            while self._error is None and done < len(view):
+                done += self._file.write(view[done:]) or 0
         except OSError as error:
             self._error = error
-        return size
+        return len(view)
 
     def truncate(self, size: int | None = None) -> int:
         """Set the size of the file, or keep the failure."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..copies import describe_copies
 from ..errors import RequestError, StoreDamaged
-from ..refused import describe_refused
-from ..words import AVERAGED, choices, listed
+from ..remarks import AVERAGED, describe_refused
+from ..words import choices, listed
 from .directory import step_files
 from .step_file import Record, StepInfo, read_step, read_vectors
 

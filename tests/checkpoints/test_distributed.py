@@ -52,7 +52,7 @@ def test_the_model_is_found_and_the_step(tmp_path: Path) -> None:
     for name, tensor in MODEL.items():
         assert torch.equal(checkpoint.load(name), tensor)
     assert checkpoint.tensors["optim"].problem == "beside the model, which is under model"
-    assert [name for name, _, _ in checkpoint.stamp()] == [".metadata", "__0_0.distcp"]
+    assert [name for name, _, _ in checkpoint.stamp] == [".metadata", "__0_0.distcp"]
 
 
 def test_a_flat_state_dict(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_shards(tmp_path: Path, suffix: str, indexed: bool) -> None:
     checkpoint = only(tmp_path)
     assert list(checkpoint.tensors) == ["a.bias", "a.weight", "b.weight"]
     assert torch.equal(checkpoint.load("b.weight"), WEIGHTS["b.weight"])
-    assert len(checkpoint.stamp()) == 2
+    assert len(checkpoint.stamp) == 2
 
 
 def test_an_index_that_does_not_fit_its_shards(tmp_path: Path) -> None:

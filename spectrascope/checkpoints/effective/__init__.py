@@ -6,7 +6,7 @@ of them are codes that are refused. Rules that read the same tensors are tried i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from ...tensors import CODES, FLOATS, TensorInfo
@@ -33,10 +33,16 @@ def resolve(tensors: dict[str, TensorInfo], beside: Beside) -> tuple[dict[str, T
             if isinstance(one, Effective) and one.info.dtype not in (*FLOATS, *CODES):
                 continue
             if isinstance(one, Effective) and (one.info.name in one.parts or one.info.name not in tensors):
-                found[one.parts[0]] = one
+                found[one.parts[0]] = replace(one, info=replace(one.info, storage=_storage(one, tensors)))
             marked |= _marks(one, tensors)
     listed = {info.name: info for info in _in_place(tensors, found, marked)}
     return listed, {one.info.name: one for one in found.values()}
+
+
+def _storage(one: Effective, tensors: dict[str, TensorInfo]) -> Hashable:
+    """Equal for weights that are made in one way of the same memory: tied ones."""
+    storages = tuple(tensors[part].storage for part in one.parts)
+    return None if None in storages else (one.info.made_of, one.info.shape, storages)
 
 
 def _marks(one: Effective | Refused, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:

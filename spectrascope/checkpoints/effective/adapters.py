@@ -26,6 +26,9 @@ FACTOR = re.compile(
     r"(?:\.(?!weight$)(?P<adapter>[^.]+))?(?:\.weight)?$"
 )
 KOHYA = re.compile(r"(?P<layer>.+)\.(?:lora_(?P<factor>down|up)\.weight|(?P<other>alpha|dora_scale))$")
+# Words, dots, groups that are not repeated, and at most two wildcards.
+PLAIN_PATTERN = re.compile(r"\^?(?:[\w.|()-]|\\\.)*(?:(?:\.|\\d)[*+](?:[\w.|()-]|\\\.)*){0,2}\$?$")
+LONGEST_NAME = 500
 WAY_OUT = "merge it into its model (`model.merge_and_unload()` in peft) and analyse that"
 
 
@@ -37,7 +40,7 @@ def adapters(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
         path = beside.path(CONFIG) or CONFIG
         raise CheckpointError(path, f"describes an adapter of type {kind}, not LoRA; {WAY_OUT}")
     if any(FACTOR.match(name) for name in tensors):
-        beside.used.append(CONFIG)
+        beside.used[CONFIG] = None
     yield from _of_peft(tensors, config)
     yield from _of_kohya(tensors, beside)
 
@@ -54,10 +57,11 @@ class _Pair:
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return self.a.shape[0] if self.a.shape else 0
 
     def update(self, name: str, scale: float) -> Effective | Refused:
-        if len(self.a.shape) < 2 or self.b.shape[1:] != (self.rank,) + (1,) * (len(self.b.shape) - 2):
+        inner = (self.rank,) + (1,) * (len(self.b.shape) - 2)
+        if min(len(self.a.shape), len(self.b.shape)) < 2 or self.b.shape[1:] != inner:
             return Refused(self.b.name, "a LoRA factor whose shape does not fit the other", (self.a.name, *self.also))
         shape = (self.b.shape[0], *self.a.shape[1:])
         info = replace(
@@ -99,9 +103,10 @@ def _reason_to_refuse(layer: str, factors: Mapping[str, TensorInfo], config: Map
         return f"a LoRA factor whose scale is not known: there is no {CONFIG} beside it"
     r, alpha = _rank(layer, config), _alpha(layer, config)
     if not all(isinstance(one, (int, float)) and one > 0 for one in (r, alpha)):
-        return f"a LoRA factor whose scale is not known: {CONFIG} does not state r and lora_alpha"
-    if r != factors["A"].shape[0]:
-        return f"a LoRA factor of rank {factors['A'].shape[0]}, where {CONFIG} states {r}"
+        return f"a LoRA factor whose scale is not known: {CONFIG} does not state r and lora_alpha plainly"
+    rank = (*factors["A"].shape, 0)[0]
+    if r != rank:
+        return f"a LoRA factor of rank {rank}, where {CONFIG} states {r}"
     return None
 
 
@@ -119,13 +124,15 @@ def _scale(layer: str, config: Mapping[str, Any]) -> float:
 
 
 def _of_pattern(patterns: Any, layer: str, default: Any) -> Any:
-    """The value of the first pattern that fits the end of a layer's name, as peft looks it up."""
+    """The value of the first pattern that fits the end of a layer's name, as peft looks it up; None where one is odd.
+
+    A pattern is a regular expression, which could take for ever; those in use are names with a wildcard or two.
+    """
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", layer):
-                return value
-        except re.error:
-            continue
+        if not PLAIN_PATTERN.match(pattern) or len(layer) > LONGEST_NAME:
+            return None
+        if re.match(rf"(.*\.)?({pattern})$", layer):
+            return value
     return default
 
 

@@ -9,12 +9,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 import torch
 
 from .rules import Beside, Effective, Refused, Tensors
 
 PARAMETRIZATION = re.compile(r"(?P<module>.*?)(?:^|\.)parametrizations\.(?P<name>\w+)\.(?P<rest>.+)$")
+SPECTRAL = {"original", "0._u", "0._v"}
 WAY_OUT = "call torch.nn.utils.parametrize.remove_parametrizations on its layer before saving"
 
 
@@ -27,7 +29,7 @@ def masked(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
         if is_masked and mask is not None and mask.shape == info.shape:
             made_of = f"{name.rpartition('.')[2]} * {mask.name.rpartition('.')[2]}"
             yield Effective(replace(info, name=stem, storage=None, made_of=made_of), (name, mask.name), _times)
-        elif stem != name and "weight" in stem.rpartition(".")[2]:
+        elif stem != name and _is_weight(stem):
             yield Refused(name, "re-parametrised, and its mask is not in the file; call prune.remove before saving")
 
 
@@ -36,7 +38,7 @@ def weight_norm(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refuse
     for name, info in tensors.items():
         stem = name.removesuffix("_v")
         size = tensors.get(f"{stem}_g")
-        if stem != name and size is not None and _is_size_of(size.shape, info.shape):
+        if stem != name and _is_weight(stem) and size is not None and _is_size_of(size.shape, info.shape):
             made_of = f"weight norm of {name.rpartition('.')[2]}"
             yield Effective(replace(info, name=stem, storage=None, made_of=made_of), (name, size.name), _normalised)
 
@@ -47,7 +49,7 @@ def spectral_norm(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refu
         stem = name.removesuffix("_orig")
         u, v = tensors.get(f"{stem}_u"), tensors.get(f"{stem}_v")
         # Layers in training mode only keep u in old versions of torch.
-        if stem != name and u is not None and v is not None and u.size in info.shape:
+        if stem != name and u is not None and v is not None and _axes_of(info.shape, u.size, v.size):
             made_of = f"spectral norm of {name.rpartition('.')[2]}"
             parts = (name, u.name, v.name)
             yield Effective(replace(info, name=stem, storage=None, made_of=made_of), parts, _spectrally_normalised)
@@ -70,7 +72,7 @@ def parametrizations(tensors: Tensors, beside: Beside) -> Iterator[Effective | R
         if kept == {"original0", "original1"} and _is_size_of(tensors[names["original0"]].shape, info.shape):
             parts = (first, names["original0"])
             yield Effective(replace(info, made_of="weight norm of original1"), parts, _normalised)
-        elif kept == {"original", "0._u", "0._v"} and tensors[names["0._u"]].size in info.shape:
+        elif kept == SPECTRAL and _axes_of(info.shape, *(tensors[names[one]].size for one in ("0._u", "0._v"))):
             vectors = (names["0._u"], names["0._v"])
             made_of = "spectral norm of original"
             yield Effective(replace(info, made_of=made_of), (first, *vectors), _spectrally_normalised)
@@ -101,7 +103,17 @@ def _normalised(direction: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 
 def _spectrally_normalised(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    weight = weight.double()
-    axis = next(axis for axis, length in enumerate(weight.shape) if length == u.numel())
-    rows = weight.movedim(axis, 0).reshape(u.numel(), -1)
-    return weight / torch.dot(u.double().flatten(), rows @ v.double().flatten())
+    """Where several axes are as long as u, the one that u and v belong to is that of the largest u^T W v."""
+    weight, u, v = weight.double(), u.double().flatten(), v.double().flatten()
+    axes = _axes_of(tuple(weight.shape), u.numel(), v.numel())
+    norms = [torch.dot(u, weight.movedim(axis, 0).reshape(u.numel(), -1) @ v) for axis in axes]
+    return weight / max(norms)
+
+
+def _axes_of(shape: tuple[int, ...], u: int, v: int) -> list[int]:
+    """The axes that may be the rows of the matrix of which u and v are singular vectors."""
+    return [axis for axis, length in enumerate(shape) if length == u and length * v == prod(shape)]
+
+
+def _is_weight(name: str) -> bool:
+    return "weight" in name.rpartition(".")[2]

@@ -38,7 +38,7 @@ SCHEMES = [
     Scheme("compressed-tensors", re.compile(r"(.*)_packed$"), (), ("{0}_scale", "{0}_shape", "{0}_zero_point"), 8),
     Scheme("MXFP4", re.compile(r"(.*)_blocks$"), ("{0}_scales",), ("{0}_scales",), 2),
     Scheme("HQQ", re.compile(r"(.*\.)?W_q$"), (), (), 2),
-    Scheme("torchao", re.compile(r"(.*\.?_\w+)_qdata$"), (), ("{0}_scale", "{0}_zero_point"), 1),
+    Scheme("torchao", re.compile(r"(.*)_qdata$"), (), ("{0}_scale", "{0}_zero_point"), 1),
     Scheme("quanto", re.compile(r"(.*)\._data$"), ("{0}._scale",), ("{0}._scale", "{0}._shift"), 1),
 ]
 
@@ -131,7 +131,7 @@ def _block(info: TensorInfo, beside: Beside) -> tuple[int, ...]:
     stated = quantisation.get("weight_block_size") if isinstance(quantisation, dict) else None
     sizes = stated if isinstance(stated, list) and all(isinstance(one, int) and one > 0 for one in stated) else []
     if sizes:
-        beside.used.append(CONFIG)
+        beside.used[CONFIG] = None
     return (1,) * (len(info.shape) - 2) + tuple((sizes or [USUAL_BLOCK, USUAL_BLOCK])[:2])
 
 
@@ -147,14 +147,21 @@ def _scale_shape(shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[in
 
 
 def _times_row_sizes(codes: torch.Tensor, scb: torch.Tensor) -> torch.Tensor:
-    return codes.double() * (scb.double().flatten()[:, None] / 127)
+    return codes.double().mul_(scb.double().flatten()[:, None] / 127)
 
 
 def _times_scale(
     codes: torch.Tensor, scale: torch.Tensor, scale_shape: tuple[int, ...], block: tuple[int, ...]
 ) -> torch.Tensor:
-    scale = scale.float().double().reshape(scale_shape)
-    for axis, (count, size) in enumerate(zip(scale_shape, codes.shape, strict=True)):
-        if count not in (1, size):
-            scale = scale.repeat_interleave(block[axis], dim=axis).narrow(axis, 0, size)
-    return codes.float().double() * scale
+    """The codes in float64, scaled in place: rows of blocks at a time, so that no scale of full size is made."""
+    weight = codes.double()
+    scale = scale.float().double().reshape(scale_shape) if scale.dtype != torch.float64 else scale.reshape(scale_shape)
+    columns, size = scale_shape[-1], weight.shape[-1]
+    if columns not in (1, size):
+        scale = scale.repeat_interleave(block[-1], dim=-1)[..., :size]
+    rows, height = scale_shape[-2], block[-2]
+    if rows in (1, weight.shape[-2]):
+        return weight.mul_(scale)
+    for row in range(rows):
+        weight[..., row * height : (row + 1) * height, :].mul_(scale[..., row : row + 1, :])
+    return weight

@@ -48,13 +48,19 @@ class Beside:
 
     load: Callable[[str], torch.Tensor]
     directory: Path | None = None
-    used: list[str] = field(default_factory=list)
+    used: dict[str, None] = field(default_factory=dict)
+    _read: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
     def json(self, name: str) -> dict[str, Any] | None:
         """The object in a JSON file of the checkpoint's directory, None where there is no such file.
 
         Raises CheckpointError where it holds anything else.
         """
+        if name not in self._read:
+            self._read[name] = self._read_json(name)
+        return self._read[name]
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self.path(name)
         if path is None:
             return None

@@ -1,10 +1,12 @@
-"""Weights that are there and are not read as numbers, in words: codes of few bits, functions that no file holds."""
+"""What a person should know of the weights of a checkpoint: which are refused, and that they are averages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from .words import counted, listed
+
+AVERAGED = "these are averaged (EMA) weights, not the live ones"
 
 
 def describe_refused(refused: Iterable[tuple[str, str]]) -> str | None:
