@@ -59,6 +59,8 @@ def test_averages_of_torch(tmp_path: Path) -> None:
         ({"net.fc.weight": W, "ema_model.module.fc.weight": E}, "net.fc.weight", "net.fc.weight"),
         ({"model": {"fc.weight": W}, "model_ema": {"fc.weight": E}}, "fc.weight", "fc.weight"),
         ({"model": {"fc.weight": W}, "ema_state_dict": {"module.fc.weight": E}}, "fc.weight", "fc.weight"),
+        ({"net": {"fc.weight": W}, "swa_state_dict": {"fc.weight": E}}, "fc.weight", "fc.weight"),
+        ({"encoder": {"fc.weight": W}, "swa_encoder": {"fc.weight": E}}, "fc.weight", "fc.weight"),
         ({"state_dict": {"fc.weight": E}, "current_model_state": {"fc.weight": W}}, "fc.weight", "fc.weight"),
     ],
 )
@@ -71,6 +73,26 @@ def test_names_of_averages(tmp_path: Path, payload: object, live: str, averaged:
         planned = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load)
         assert len(planned.matrices) == 1
         assert planned.coverage == 1.0
+
+
+def test_names_that_differ_in_their_dots_alone(tmp_path: Path) -> None:
+    live = {"net.1.1.weight": W, "net.11.weight": 2 * W}
+    torch.save({"model": live, "ema": {name: 5 * one for name, one in live.items()}}, tmp_path / "m.pt")
+    for name, one in live.items():
+        assert torch.equal(opened(tmp_path / "m.pt", "averaged").load(name), 5 * one)
+    torch.save({"model": live, "ema": {"net.11.weight": E}}, tmp_path / "m.pt")
+    assert torch.equal(opened(tmp_path / "m.pt", "averaged").load("net.11.weight"), E)
+    # Without dots it may be either: it keeps its name.
+    torch.save({**live, "model_ema.net11weight": E}, tmp_path / "m.pt")
+    assert torch.equal(opened(tmp_path / "m.pt", "averaged").load("net11weight"), E)
+
+
+def test_averages_of_several_models(tmp_path: Path) -> None:
+    live = {"G": {"fc.weight": W}, "D": {"fc.weight": 2 * W}}
+    torch.save(live | {"G_ema": {"fc.weight": E}, "D_ema": {"fc.weight": 2 * E}}, tmp_path / "m.pt")
+    checkpoint = opened(tmp_path / "m.pt", "averaged")
+    assert torch.equal(checkpoint.load("G.fc.weight"), E)
+    assert torch.equal(checkpoint.load("D.fc.weight"), 2 * E)
 
 
 def test_an_average_alone(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pickle
+import resource
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from conftest import FORMATS, mat
 
 from spectrascope.checkpoints import Checkpoint, find_checkpoints
+from spectrascope.checkpoints.metadata import Chunk, Place, _tile
 from spectrascope.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -39,8 +43,7 @@ def test_shards_of_two_processes(name: str) -> None:
     expected = np.load(FORMATS / f"{name}.npz")
     for key in expected:
         np.testing.assert_array_equal(checkpoint.load(key), expected[key])
-    others = {info.kind for key, info in checkpoint.tensors.items() if "optim" in key}
-    assert others <= {"other"}
+    assert {info.kind for key, info in checkpoint.tensors.items() if key not in expected} <= {"other", "parameter"}
 
 
 def test_the_model_is_found_and_the_step(tmp_path: Path) -> None:
@@ -125,6 +128,54 @@ def test_a_hostile_checkpoint_creates_nothing(tmp_path: Path, where: str) -> Non
         with pytest.raises(CheckpointError, match=r"\.metadata: .*asks for `\w+\.mkdir`"):
             only(source)
     assert not target.exists()
+
+
+MEMO_WITHOUT_END = b"\x80\x02Nr\x00\x00\x00\x7f."
+
+
+@pytest.mark.parametrize("name", [b"collections\nOrderedDict", b"collections\nChainMap", b"torch\nSize"])
+def test_a_hostile_metadata_patches_no_class(tmp_path: Path, name: bytes) -> None:
+    source = written(tmp_path / "step-1", {"model": MODEL})
+    pickled = b"\x80\x02c" + name + b"\nN}X\x03\x00\x00\x00getK\x05s\x86b."
+    (source / ".metadata").write_bytes(pickled)
+    with pytest.raises(CheckpointError):
+        only(source)
+    assert collections.OrderedDict.get is dict.get
+    assert callable(collections.ChainMap.get)
+    assert not hasattr(torch.Size, "get")
+
+
+def test_a_metadata_that_asks_for_memory(tmp_path: Path) -> None:
+    source = written(tmp_path / "step-1", {"model": MODEL})
+    (source / ".metadata").write_bytes(MEMO_WITHOUT_END)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError):
+        only(source)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
+
+
+@pytest.mark.parametrize("paths", [{"a": ("x",), "b": ("x", "y")}, {"a": ("x",), "b": ("x",)}, {"a": ([],)}])
+def test_places_that_cannot_be(tmp_path: Path, paths: dict[str, Any]) -> None:
+    source = written(tmp_path / "step-1", {"a": torch.eye(3), "b": torch.eye(3)})
+    metadata = pickle.loads((source / ".metadata").read_bytes())
+    metadata.planner_data = paths
+    (source / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"\.metadata: is damaged"):
+        only(source)
+
+
+def test_a_mesh_of_many_processes(tmp_path: Path) -> None:
+    """1024 chunks of a 32 x 32 mesh are a grid, and are not compared one with another."""
+    chunks = [Chunk((i, j), (1, 1), Place("x", 0, 8)) for i in range(32) for j in range(32)]
+    start = time.monotonic()
+    for _ in range(20):
+        assert _tile((32, 32), tuple(chunks))
+    assert time.monotonic() - start < 2
+    assert not _tile((32, 32), tuple(chunks[:-1]))
+    assert not _tile((32, 32), (*chunks[:-1], chunks[0]))
+    brick = [Chunk((0, 0), (2, 1), Place("x", 0, 8)), Chunk((0, 1), (1, 1), Place("x", 0, 8))]
+    assert _tile((2, 2), (*brick, Chunk((1, 1), (1, 1), Place("x", 0, 8))))
+    assert not _tile((2, 2), (*brick, Chunk((0, 1), (1, 1), Place("x", 0, 8))))
 
 
 @pytest.mark.parametrize("change", ["outside", "sizes", "huge", "overlap"])

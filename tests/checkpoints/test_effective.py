@@ -5,7 +5,9 @@ Torch's own parametrisations are written here by torch; what other libraries wro
 
 from __future__ import annotations
 
+import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,19 @@ def test_transposed_convolutions_and_recurrent_layers(tmp_path: Path) -> None:
         np.testing.assert_allclose(checkpoint.load(name), weight.detach(), rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("how", ["spectral_norm", "new spectral_norm"])
+@pytest.mark.parametrize("layer", [torch.nn.ConvTranspose2d(4, 4, 2), torch.nn.Conv2d(4, 4, 2), torch.nn.Linear(5, 5)])
+def test_spectral_norms_of_square_layers(tmp_path: Path, how: str, layer: Any) -> None:
+    """Where inputs and outputs are as many, u may belong to either axis."""
+    torch.manual_seed(0)
+    layer = WRAPS[how](copy.deepcopy(layer))
+    for _ in range(30):
+        layer(torch.randn(2, 4, 6, 6) if isinstance(layer, torch.nn.modules.conv._ConvNd) else torch.randn(2, 5))
+    layer.eval()
+    layer(torch.randn(2, 4, 6, 6) if isinstance(layer, torch.nn.modules.conv._ConvNd) else torch.randn(2, 5))
+    np.testing.assert_allclose(saved(tmp_path, layer).load("weight"), layer.weight.detach(), rtol=2e-6, atol=1e-7)
+
+
 def test_weight_norm_is_computed_in_float64(tmp_path: Path) -> None:
     layer = torch.nn.utils.weight_norm(torch.nn.Linear(50, 40))
     checkpoint = saved(tmp_path, layer)
@@ -133,6 +148,22 @@ def test_functions_that_the_file_does_not_hold(tmp_path: Path) -> None:
     reasons = refused(checkpoint)
     assert list(reasons) == ["fc.parametrizations.weight.original", "conv.parametrizations.weight.original1"]
     assert all("a function that the file does not hold" in reason for reason in reasons.values())
+
+
+def test_names_that_only_look_like_weight_norm(tmp_path: Path) -> None:
+    """RWKV's `time_mix_v` and `time_mix_g` are no parts of a `time_mix`."""
+    mixes = {"att.time_mix_v": torch.ones(1, 1, 8), "att.time_mix_g": torch.ones(1, 1, 8)}
+    torch.save({**mixes, "W_v": torch.eye(8), "W_g": torch.ones(8, 1)}, tmp_path / "m.pt")
+    assert all(info.made_of is None for info in only(tmp_path / "m.pt").tensors.values())
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    layers = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    prune.l1_unstructured(layers["a"], "weight", amount=3)
+    layers["b"] = layers["a"]
+    checkpoint = saved(tmp_path, layers)
+    assert checkpoint.tied == {"b.weight": "a.weight", "b.bias": "a.bias"}
+    assert checkpoint.tensors["b.weight_orig"].problem == "part of b.weight"
 
 
 def test_a_mask_that_is_gone(tmp_path: Path) -> None:
@@ -185,6 +216,44 @@ def test_adapters_whose_update_is_not_known(tmp_path: Path) -> None:
         config.write_text(text)
         with pytest.raises(CheckpointError, match=r"adapter_config\.json: is not"):
             only(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "alpha"),
+    [
+        ("q_proj", 3),
+        ("layers.0.q_proj", 3),
+        (r"layers\\.\\d+\\.q_proj", 3),
+        (".*q_proj", 3),
+        ("(k_proj|q_proj)", 3),
+        ("k_proj", 16),
+        ("proj", 16),
+        ("(q_+)+proj", None),
+        ("q_proj(", None),
+        (".*.*.*proj", None),
+    ],
+)
+def test_patterns_of_peft(tmp_path: Path, pattern: str, alpha: int | None) -> None:
+    """Patterns are regular expressions of strangers: those that could take for ever are refused, not skipped."""
+    factors = {"layers.0.q_proj.lora_A.weight": mat([1.0], 2, 6), "layers.0.q_proj.lora_B.weight": mat([1.0], 8, 2)}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    config = f'{{"r": 2, "lora_alpha": 16, "alpha_pattern": {{"{pattern}": 3}}}}'
+    (tmp_path / "adapter_config.json").write_text(config)
+    checkpoint = only(tmp_path)
+    if alpha is None:
+        assert "plainly" in next(iter(refused(checkpoint).values()))
+    else:
+        assert checkpoint.tensors["layers.0.q_proj.weight"].made_of == f"LoRA update, {alpha / 2:.6g} * B A"
+
+
+def test_factors_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 16}')
+    odd = {"fc.lora_A.weight": torch.tensor(1.0), "fc.lora_B.weight": torch.tensor(1.0)}
+    save_file(odd, tmp_path / "adapter_model.safetensors")
+    assert len(refused(only(tmp_path))) == 1
+    odd = {"fc.lora_down.weight": torch.tensor(1.0), "fc.lora_up.weight": torch.ones(3), "fc.alpha": torch.tensor(1.0)}
+    save_file(odd, tmp_path / "adapter_model.safetensors")
+    assert len(refused(only(tmp_path))) == 1
 
 
 def test_adapters_of_kohya(tmp_path: Path) -> None:
@@ -298,7 +367,22 @@ def test_float8_with_a_scale_a_block(tmp_path: Path) -> None:
     save_file({"w.weight": codes, "w.weight_scale_inv": torch.rand(4, 3)}, tmp_path / "model.safetensors")
     assert "does not fit" in refused(only(tmp_path))["w.weight"]
     (tmp_path / "config.json").write_text('{"quantization_config": {"weight_block_size": [50, 100]}}')
-    assert only(tmp_path).load("w.weight").shape == (200, 300)
+    checkpoint = only(tmp_path)
+    factors = torch.rand(4, 3)
+    save_file({"w.weight": codes, "w.weight_scale_inv": factors}, tmp_path / "model.safetensors")
+    expected = codes.float().double() * factors.double().repeat_interleave(50, 0).repeat_interleave(100, 1)
+    assert torch.equal(only(tmp_path).load("w.weight"), expected)
+    # The config decides values, so it is part of the content.
+    assert [name for name, _, _ in checkpoint.stamp] == ["model.safetensors", "config.json"]
+
+
+def test_a_scale_a_block_in_a_stack(tmp_path: Path) -> None:
+    codes, scale = torch.randn(3, 200, 130).to(torch.float8_e4m3fn), torch.rand(3, 2, 2)
+    save_file({"mlp.experts.w": codes, "mlp.experts.w_scale_inv": scale}, tmp_path / "model.safetensors")
+    full = scale.double().repeat_interleave(128, 1)[:, :200].repeat_interleave(128, 2)[:, :, :130]
+    checkpoint = only(tmp_path)
+    for expert in range(3):
+        assert torch.equal(checkpoint.load("mlp.experts.w", expert), (codes.float().double() * full)[expert])
 
 
 def test_float8_without_a_scale_is_marked(tmp_path: Path) -> None:
@@ -307,6 +391,23 @@ def test_float8_without_a_scale_is_marked(tmp_path: Path) -> None:
     checkpoint = only(tmp_path / "m.safetensors")
     assert checkpoint.tensors["w.weight"].made_of == "float8_e4m3fn, no scale in the file"
     assert torch.equal(checkpoint.load("w.weight"), codes.float())
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".npz"])
+def test_experts_are_read_one_by_one(tmp_path: Path, suffix: str) -> None:
+    stack = torch.arange(4 * 3 * 5.0).reshape(4, 3, 5)
+    path = tmp_path / f"m{suffix}"
+    if suffix == ".safetensors":
+        save_file({"mlp.experts.w": stack}, path)
+    elif suffix == ".pt":
+        torch.save({"mlp.experts.w": stack.transpose(1, 2).contiguous().transpose(1, 2)}, path)
+    else:
+        np.savez(path, **{"mlp.experts.w": stack.numpy()})
+    checkpoint = only(path)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda index: checkpoint.load("mlp.experts.w", index), [0, 1, 2, 3] * 20))
+    for index, expert in enumerate(found):
+        assert torch.equal(expert, stack[index % 4])
 
 
 def test_int8_with_a_scale(tmp_path: Path) -> None:

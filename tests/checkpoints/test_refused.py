@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -125,6 +126,15 @@ def test_the_states_of_deepspeed_beside_weights_of_a_trainer(tmp_path: Path) -> 
     assert [list(one.tensors) for one in open_all(tmp_path / "checkpoint-4")] == [["fc.weight"]]
 
 
+def test_a_file_called_latest_that_is_none_of_deepspeed(tmp_path: Path) -> None:
+    save_file({"fc.weight": mat([1.0], 3, 3)}, tmp_path / "step1.safetensors")
+    (tmp_path / "step2").mkdir()
+    os.mkfifo(tmp_path / "step2" / "latest")
+    (tmp_path / "step3").mkdir()
+    (tmp_path / "step3" / "latest").write_bytes(b"\xff\xfe" * 10_000)
+    assert len(open_all(tmp_path)) == 1
+
+
 def test_names_without_values(tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.empty(6, 4, device="meta"), "b": torch.ones(3)}, tmp_path / "m.pt")
     with pytest.raises(CheckpointError, match=r"names and shapes without values: 1 meta tensor, fc\.weight the first"):
@@ -143,6 +153,12 @@ def test_a_payload_without_end(tmp_path: Path) -> None:
     for _ in range(60):
         inner = {"a": inner, "b": inner}
     torch.save(inner, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match="nests dicts without end"):
+        open_all(tmp_path / "m.pt")
+    average: dict[str, object] = {"w": torch.eye(3)}
+    for _ in range(60):
+        average = {"ema": average, "swa": average}
+    torch.save(average, tmp_path / "m.pt")
     with pytest.raises(CheckpointError, match="nests dicts without end"):
         open_all(tmp_path / "m.pt")
     laughs: list[object] = [1]

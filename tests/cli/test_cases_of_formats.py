@@ -79,7 +79,14 @@ def test_case_09_averages_and_live_weights_are_never_mixed(case: Path, analyze: 
     again = cli("analyze", case, "-o", STORE, "--weights", "averaged")
     assert again.code == 2
     assert "holds live weights of step 10, which are not mixed with averaged ones" in again.err
-    assert cli("analyze", case, "-o", STORE, "--weights", "both").code == 2
+    assert "--weights is one of auto, live, averaged" in cli("analyze", case, "-o", STORE, "--weights", "both").err
+    # Nor in the other direction, in steps that the store does not have.
+    for step in (30, 40):
+        lightning(case / f"step={step}.ckpt", step=step)
+    assert cli("analyze", case, "-o", "new.spectra", "--weights", "averaged", "--steps", "30").code == 0
+    back = cli("analyze", case, "-o", "new.spectra", "--weights", "live", "--steps", "40")
+    assert back.code == 2
+    assert "holds averaged weights of step 30, which are not mixed with live ones" in back.err
 
 
 # 11. A directory of torch.distributed.checkpoint.
@@ -204,6 +211,9 @@ def test_case_19_codes_of_few_bits_are_refused_by_name(case: Path, analyze: Any,
     assert cli("rank", STORE, "--format", "json").json["failures"] == [failure]
     assert cli("rank", STORE).code == 3
     assert cli("show", case).code == 3
+    # Who does not ask for it does not hear of it.
+    assert cli("analyze", case, "-o", "embed.spectra", "--match", "embed*").code == 0
+    assert cli("rank", "embed.spectra").code == 0
     save_file(codes, case / "model.safetensors")
     alone = cli("analyze", case, "-o", "other.spectra")
     assert alone.code == 1

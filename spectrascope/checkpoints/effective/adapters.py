@@ -131,8 +131,11 @@ def _of_pattern(patterns: Any, layer: str, default: Any) -> Any:
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
         if not PLAIN_PATTERN.match(pattern) or len(layer) > LONGEST_NAME:
             return None
-        if re.match(rf"(.*\.)?({pattern})$", layer):
-            return value
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", layer):
+                return value
+        except re.error:
+            return None
     return default
 
 
