@@ -49,6 +49,10 @@ def inspect(
     matrices: dict[tuple[Any, ...], dict[str, Any]] = {}
     skipped: dict[tuple[Any, ...], dict[str, Any]] = {}
     coverages = []
+
+    def wants(name: str) -> bool:
+        return selected(name, match, skip)
+
     for reference in found.references:
         if reference.step not in wanted:
             continue
@@ -56,7 +60,7 @@ def inspect(
             container, warnings = reference.open()
             checkpoint = Checkpoint(container, weights)
             weights = checkpoint.weights
-            todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, lambda name: selected(name, match, skip))
+            todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, wants, checkpoint.ordered)
         except RequestError:
             raise
         except Exception as error:  # damaged files make the libraries that read them raise whatever they raise

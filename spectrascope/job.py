@@ -86,7 +86,9 @@ class Job:
         self._stamp = stamp
         self._settings = found.settings
         self._content = found.content
-        self.plan: Plan = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, found.settings.wants)
+        self.plan: Plan = plan(
+            checkpoint.tensors, checkpoint.tied, checkpoint.load, found.settings.wants, checkpoint.ordered
+        )
         self._largest_first = sorted(self.plan.matrices, key=lambda matrix: -matrix.cost)
         self.alone = [matrix for matrix in self._largest_first if needs_all_cores(matrix)]
         self._results: dict[str, Future[Found]] = {}
@@ -151,7 +153,8 @@ class Job:
     def _decompose(self, matrix: Matrix, pool: Pool, known: Known) -> Found:
         """The hash of the matrix's bytes as stored, its sparsity, and its decomposition."""
         piece = matrix.cut(self._checkpoint.load)
-        raw_hash = hash_tensor(piece)
+        # The bytes of a transposed convolution do not tell how they are flattened.
+        raw_hash = hash_tensor(matrix.of(piece) if matrix.role == "transposed conv" else piece)
 
         def compute() -> Decomposition:
             if not matrix.has_vectors:

@@ -5,6 +5,7 @@ Nothing is dropped silently: every tensor of a checkpoint is either the source o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from .words import choices
 if TYPE_CHECKING:
     import torch
 
+BRACKETS = re.compile(r"(?<!\[)\[(?![!\[\]])([^\]-]*)\]")
 LEFT_OUT = "left out by --match or --skip"
 
 
@@ -53,10 +55,8 @@ class Matrix:
         return self.role != "depthwise conv"
 
     @property
-    def parameters(self) -> int:
-        """How many numbers of the tensor it is the first to hold: none for a part, which the whole holds already."""
-        if self.rows is not None:
-            return 0
+    def size(self) -> int:
+        """How many stored numbers it is made of."""
         return prod(self.shape) if self.has_vectors else self.shape[1]
 
     @property
@@ -112,6 +112,7 @@ def plan(
     tied: Mapping[str, str],
     load: Callable[[str], torch.Tensor],
     wants: Callable[[str], bool] = lambda name: True,
+    ordered: bool = True,
 ) -> Plan:
     """Decide what each tensor becomes.
 
@@ -121,10 +122,11 @@ def plan(
     tied : name -> the name of the tensor that it shares memory with
     load : reads a tensor; called only for stored square tables, which may be a causal mask
     wants : whether a matrix of this name is asked for
+    ordered : whether the order of `tensors` is the model's, rather than that of sorted names
     """
     matrices: list[Matrix] = []
     skipped: list[Skipped] = []
-    parameters = 0
+    parameters = analysed = 0
     for name, info in tensors.items():
         if name in tied:
             skipped.append(Skipped(name, info.shape, info.dtype, f"tied to {tied[name]}, analysed once"))
@@ -132,13 +134,13 @@ def plan(
         reason, is_buffer = reason_to_skip(info, load)
         parameters += info.size * info.packed if info.holds_weights and not is_buffer else 0
         aliases = tuple(alias for alias, target in tied.items() if target == name)
-        found = [] if reason else [replace(matrix, tied=aliases) for matrix in _matrices(info, tensors)]
+        found = [] if reason else [replace(matrix, tied=aliases) for matrix in _matrices(info, tensors, ordered)]
         wanted = [matrix for matrix in found if any(map(wants, (matrix.name, *aliases)))]
         matrices += wanted
+        analysed += min(info.size, sum(matrix.size for matrix in wanted))  # a part and its whole share their numbers
         if not wanted:
             is_refused = info.kind == "refused" and wants(name)
             skipped.append(Skipped(name, info.shape, info.dtype, reason or LEFT_OUT, is_refused))
-    analysed = sum(matrix.parameters for matrix in matrices)
     return Plan(matrices, skipped, analysed / parameters if parameters else 0.0)
 
 
@@ -148,7 +150,8 @@ def selected(name: str, match: Sequence[str], skip: Sequence[str]) -> bool:
 
 
 def _fits(name: str, glob: str) -> bool:
-    return name == glob or fnmatchcase(name, glob)
+    """Brackets belong to names such as `w[0]`; around a range or a negation, `[0-4]` or `[!x]`, they are a glob's."""
+    return name == glob or fnmatchcase(name, BRACKETS.sub(r"[[]\1]", glob))
 
 
 def require_match(names: Sequence[str], match: Sequence[str], skip: Sequence[str] = ()) -> list[str]:
@@ -172,9 +175,9 @@ def _place(name: str) -> int:
     return 2 if HEADS.intersection(parts) else 0 if EMBEDDINGS.intersection(parts) else 1
 
 
-def _matrices(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> list[Matrix]:
+def _matrices(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> list[Matrix]:
     """The matrices that a tensor holds: itself, the experts of a stack, the whole and the parts of a fused one."""
-    role = role_of(info, tensors)
+    role = role_of(info, tensors, ordered)
     whole = Matrix(info.name, info.name, _shape(info, role.name), info.dtype, role.name, role.guessed)
     whole = replace(whole, made_of=info.made_of)
     if role.name == "expert":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .tensors import TensorInfo
 
@@ -36,7 +37,11 @@ TRANSPOSED_CONV = re.compile(
 )
 RECURRENT = re.compile(r"weight_(?:ih|hh)_l\d+(?:_reverse)?$")
 # A place among experts after the word (`experts.3.w1`) means that they are apart.
-EXPERTS = re.compile(r"(?:^|\.)(?:\w+_)?(?:experts?|moe)\.(?!.*\bexperts?\.)(?!\d)", re.IGNORECASE)
+EXPERTS = re.compile(r"(?:^|\.)(?:\w+_)?(?:experts|moe)\.(?!.*\bexperts\.)(?!\d)(?!.*conv)", re.IGNORECASE)
+DEPTHWISE = re.compile(
+    r"(?:^|[._])(?:dw|depth_?wise)(?:_?conv)?\d*[._]|(?:^|[._])(?:conv_?dw|dwc)\d*[._]|(?:mixer|_attn|ssm)\.conv1d\.",
+    re.IGNORECASE,
+)
 # The halves of the rows of a fused projection. OLMo's `ff_proj` has the values first: x, gate = ff_proj(x).chunk(2).
 FUSED = {"gate_up_proj": ("gate", "up"), "ff_proj": ("up", "gate")}
 
@@ -59,12 +64,15 @@ def is_bias_of_experts(info: TensorInfo) -> bool:
     return len(info.shape) == 2 and EXPERTS.search(info.name) is not None and info.name.endswith("bias")
 
 
-def role_of(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Role:
-    """The role of a tensor of two to five dimensions among those of its model, which are in the model's order."""
+def role_of(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool = True) -> Role:
+    """The role of a tensor of two to five dimensions among those of its model.
+
+    `ordered` tells that they are in the model's order, rather than sorted by their names.
+    """
     if is_expert_stack(info):
         return Role("expert")
     if len(info.shape) > 2:
-        return _conv_role(info, tensors)
+        return _conv_role(info, tensors, ordered)
     if RECURRENT.search(info.name):
         return Role("recurrent")
     parts = set(info.name.split("."))
@@ -89,10 +97,10 @@ def fused_halves(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tuple[s
     return FUSED[last]
 
 
-def _conv_role(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Role:
+def _conv_role(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> Role:
     """A bias as long as one axis only tells which axis is the output; else the name may; else conv is a guess."""
     if info.shape[1] == 1 < info.shape[0]:
-        return _depthwise_or_conv(info, tensors)
+        return _depthwise_or_conv(info, tensors, ordered)
     bias = tensors.get(info.name.removesuffix("weight") + "bias")
     out_of = {info.shape[0]: "conv", info.shape[1]: "transposed conv"}
     if bias is not None and len(out_of) == 2 and bias.shape[0:1] and bias.shape[0] in out_of:
@@ -102,8 +110,13 @@ def _conv_role(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Role:
     return Role("conv", guessed=True)
 
 
-def _depthwise_or_conv(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> Role:
-    """(c, 1, k...) reads c maps one by one where its predecessor gives c; the first matrix of a net reads the input."""
+def _depthwise_or_conv(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> Role:
+    """(c, 1, k...) reads c maps one by one where its predecessor gives c; the first matrix of a net reads the input.
+
+    Names may say so. Where they are sorted and not in the model's order, a predecessor is one of the same block.
+    """
+    if DEPTHWISE.search(info.name):
+        return Role("depthwise conv")
     before = None
     for name, other in tensors.items():
         if name == info.name:
@@ -111,5 +124,12 @@ def _depthwise_or_conv(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> R
         if len(other.shape) > 1 and other.kind == "parameter" and other.problem is None:
             before = other
     if before is None:
-        return Role("conv")
-    return Role("depthwise conv") if before.shape[0] == info.shape[0] else Role("conv", guessed=True)
+        return Role("conv", guessed=not ordered)
+    is_predecessor = before.shape[0] == info.shape[0] and (ordered or _in_one_block(before.name, info.name))
+    return Role("depthwise conv") if is_predecessor else Role("conv", guessed=True)
+
+
+def _in_one_block(one: str, other: str) -> bool:
+    """Whether two names begin alike up to a number, that of a block."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return any(a.isdecimal() for a, b in takewhile(lambda pair: pair[0] == pair[1], pairs))

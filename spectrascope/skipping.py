@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 # Constants that are saved beside parameters, known by the last part of their name.
 BUFFERS = {
     **dict.fromkeys(["masked_bias", "mask", "attn_mask", "attention_mask", "causal_mask", "tril"], "mask"),
-    **dict.fromkeys(["inv_freq", "freqs_cis", "cos_cached", "sin_cached"], "rotary table"),
+    **dict.fromkeys(["inv_freq", "freqs_cis", "freqs_cos", "freqs_sin", "cos_cached", "sin_cached"], "rotary table"),
+    **dict.fromkeys(["embed_avg", "_ema_w", "ema_w"], "moving average of a codebook"),
     **dict.fromkeys(["pe", "position_ids", "pos_table", "positional_encoding"], "position table"),
 }
+ROTARY = re.compile(r"(?:rope|rotary)\w*\.(?:cos|sin)$")
 
 
 def reason_to_skip(info: TensorInfo, load: Callable[[str], torch.Tensor]) -> tuple[str | None, bool]:
@@ -49,6 +52,8 @@ def _buffer(info: TensorInfo) -> str | None:
     parts = info.name.split(".")
     if len(info.shape) > 1 and parts[-1] == "bias" and parts[-2:-1] in (["attn"], ["attention"]):
         return "causal mask"
+    if ROTARY.search(info.name):
+        return "rotary table"
     return BUFFERS.get(parts[-1])
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spectrascope.matrices import Matrix, Plan, model_order, plan, selected
+from spectrascope.roles import is_expert_stack
 from spectrascope.tensors import TensorInfo
 
 
@@ -79,6 +80,9 @@ def test_transposed_convolutions_swap_their_axes() -> None:
         ("h.0.attn.masked_bias", torch.tensor(-1e4), "mask"),
         ("rotary.inv_freq", torch.ones(4), "rotary table"),
         ("pos.pe", torch.ones(50, 8), "position table"),
+        ("attn.freqs_cos", torch.ones(50, 8), "rotary table"),
+        ("blocks.0.rope.cos", torch.ones(50, 8), "rotary table"),
+        ("vq.embed_avg", torch.ones(50, 8), "moving average of a codebook"),
         ("tokens.attn_mask", torch.ones(4, 4), "mask"),
         ("anything", torch.tril(torch.ones(6, 6)), "causal mask"),
         ("anything", torch.tril(torch.ones(1, 1, 6, 6)), "causal mask"),
@@ -128,11 +132,65 @@ def test_depthwise_convolutions_are_known_by_their_predecessor() -> None:
     before = {"a.weight": torch.ones(8, 5), "a.bias": torch.ones(8), "l.weight": filters}
     (_, matrix) = planned(before).matrices
     assert (matrix.role, matrix.shape, matrix.guessed) == ("depthwise conv", (8, 72), False)
-    assert (matrix.rank, matrix.parameters, matrix.has_vectors) == (8, 72, False)
+    assert (matrix.rank, matrix.size, matrix.has_vectors) == (8, 72, False)
     assert matrix_of(matrix, filters).shape == (8, 9)
     assert planned(before).coverage == pytest.approx((40 + 72) / (40 + 72 + 8))
     (_, matrix) = planned(before | {"a.weight": torch.ones(16, 5)}).matrices
     assert (matrix.role, matrix.shape, matrix.guessed) == ("conv", (8, 9), True)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_depthwise_convolutions_of_real_models(ordered: bool) -> None:
+    """Their names say so in most; sorted names do not tell what comes before what."""
+
+    def roles(**shapes: tuple[int, ...]) -> dict[str, str]:
+        infos = {
+            name: TensorInfo(name, shape, "float32")
+            for key, shape in shapes.items()
+            for name in [f"{key.replace('__', '.')}.weight"]
+        }
+        if not ordered:
+            infos = {name: infos[name] for name in model_order(list(infos))}
+        found = plan(infos, {}, dict[str, torch.Tensor]().__getitem__, ordered=ordered)
+        return {m.name.removesuffix(".weight"): m.role + " (guessed)" * m.guessed for m in found.matrices}
+
+    mobilenet = roles(
+        features__0__0=(32, 3, 3, 3), features__1__conv__0__0=(32, 1, 3, 3), features__1__conv__1=(16, 32, 1, 1)
+    )
+    assert mobilenet["features.1.conv.0.0"] == ("depthwise conv" if ordered else "conv (guessed)")
+    inverted = roles(
+        features__2__conv__0__0=(96, 16, 1, 1),
+        features__2__conv__1__0=(96, 1, 3, 3),
+        features__2__conv__2=(24, 96, 1, 1),
+    )
+    assert inverted["features.2.conv.1.0"] == "depthwise conv"
+    timm = roles(conv_stem=(8, 3, 3, 3), blocks__0__0__conv_dw=(8, 1, 3, 3), blocks__0__0__conv_pw=(4, 8, 1, 1))
+    assert timm["blocks.0.0.conv_dw"] == "depthwise conv"
+    convnext = roles(stages__0__0__dwconv=(96, 1, 7, 7), stages__0__0__pwconv1=(384, 96))
+    assert convnext["stages.0.0.dwconv"] == "depthwise conv"
+    conformer = roles(l__0__conv__pointwise_conv1=(16, 8, 1), l__0__conv__depthwise_conv=(8, 1, 31))
+    assert conformer["l.0.conv.depthwise_conv"] == "depthwise conv"
+    mamba = roles(layers__0__mixer__in_proj=(32, 8), layers__0__mixer__conv1d=(16, 1, 4))
+    assert mamba["layers.0.mixer.conv1d"] == "depthwise conv"
+    lenet = roles(conv1=(6, 1, 5, 5), conv2=(16, 6, 5, 5), fc1=(120, 400))
+    assert lenet["conv1"] == ("conv" if ordered else "conv (guessed)")
+    grey = roles(encoder__0=(32, 1, 3, 3), encoder__2=(32, 32, 3, 3), decoder__0=(32, 32, 3, 3))
+    assert grey["encoder.0"] in ("conv", "conv (guessed)")
+
+
+def test_names_in_brackets_can_be_matched() -> None:
+    infos = {"m.experts.w": TensorInfo("m.experts.w", (3, 4, 2), "float32")}
+
+    def names(*globs: str) -> list[str]:
+        found = plan(infos, {}, dict[str, torch.Tensor]().__getitem__, lambda name: selected(name, globs, []))
+        return [m.name for m in found.matrices]
+
+    assert names("*w[0]") == names("m.experts.w[0]") == names("*[[]0]") == ["m.experts.w[0]"]
+    assert names("*w[*]") == names("m.experts.w*") == [f"m.experts.w[{i}]" for i in range(3)]
+    assert selected("layers.3.w", ["layers.[0-4].w"], [])
+    parts = {"gate_up_proj.weight": TensorInfo("gate_up_proj.weight", (8, 3), "float32")}
+    alone = plan(parts, {}, dict[str, torch.Tensor]().__getitem__, lambda name: selected(name, ["*[gate]"], []))
+    assert alone.coverage == 0.5
 
 
 def test_expert_stacks_are_known_by_name() -> None:
@@ -151,6 +209,9 @@ def test_expert_stacks_are_known_by_name() -> None:
     assert exact.matrices == [found.matrices[1]]
     assert only(torch.ones(3, 6, 5), "experts.0.conv.weight")[0] == "conv"
     assert only(torch.ones(3, 6, 5), "expert_conv.weight")[0] == "conv"
+    assert only(torch.ones(3, 6, 5), "audio_expert.conv1.weight")[0] == "conv"
+    assert only(torch.ones(3, 6, 5), "b.moe.conv.weight")[0] == "conv"
+    assert is_expert_stack(TensorInfo("block_sparse_moe.input_linear.weight", (3, 6, 5), "float32"))
     assert only(torch.ones(3, 6, 5), "stack") == "3-D, and not a convolution's weight"
 
 

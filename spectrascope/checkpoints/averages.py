@@ -14,20 +14,26 @@ from typing import Literal
 
 from ..errors import Pathish, RequestError
 from ..tensors import TensorInfo
-from .names import without_wrappers
+from .names import WRAPPERS, without_wrappers
 
 # Which of the two copies of a model: what was trained, or its average over steps.
 Weights = Literal["live", "averaged"]
 WAYS = ("auto", "live", "averaged")
 
 AVERAGE = re.compile(r"(?:\w+_)?(?:ema|swa|averaged)(?:_\w+)?$", re.IGNORECASE)
+# Parts of names: `swa_blocks` may be layers of sliding-window attention.
+AVERAGE_PART = re.compile(
+    r"(?:\w+_)?ema(?:_\w+)?$|(?:\w+_)?(?:swa|averaged)(?:_model|_weights|_params)?$", re.IGNORECASE
+)
+# What may stand before the part of a name that says it is an average.
+BEFORE = frozenset(["module", "model", "net", "network", *WRAPPERS])
 # ema-pytorch keeps the live model under this name.
 ONLINE = "online_model"
 COUNTER = "n_averaged"
 
 
 def is_average(key: str) -> bool:
-    """Whether a key of a checkpoint, or the first part of a name, is that of an average."""
+    """Whether a key beside models in a checkpoint is that of an average."""
     return AVERAGE.match(key) is not None
 
 
@@ -38,14 +44,30 @@ def average_of(key: str) -> str:
 
 def mark_averages(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """The tensors, those of an average marked as such by their names or by a counter of averages beside them."""
-    all_are = COUNTER in tensors
+    counted = _counted(tensors)
 
     def marked(info: TensorInfo) -> TensorInfo:
-        first, _, rest = info.name.partition(".")
-        is_one = info.kind == "parameter" and (all_are or (bool(rest) and is_average(first)))
-        return replace(info, kind="average") if is_one else info
+        is_one = info.name.startswith(counted) or _after_average(info.name) != info.name
+        return replace(info, kind="average") if is_one and info.kind == "parameter" else info
 
     return {name: marked(info) for name, info in tensors.items()}
+
+
+def _counted(names: Iterable[str]) -> tuple[str, ...]:
+    """What the names of tensors begin with that have a counter of averages beside them."""
+    return tuple(name.removesuffix(COUNTER) for name in names if name.split(".")[-1] == COUNTER)
+
+
+def _after_average(name: str, counted: tuple[str, ...] = ()) -> str:
+    """What follows the part of a name that says it is of an average; the name itself where none does."""
+    name = name.removeprefix(next((start for start in counted if name.startswith(start)), ""))
+    parts = name.split(".")
+    for place, part in enumerate(parts[:-1]):
+        if AVERAGE_PART.match(part):
+            return ".".join(parts[place + 1 :])
+        if part not in BEFORE:
+            break
+    return name
 
 
 def require_weights(wanted: str) -> None:
@@ -94,8 +116,8 @@ def names_of(tensors: Mapping[str, TensorInfo], weights: Weights) -> tuple[dict[
 
 def _live_names(names: list[str], live: list[str]) -> dict[str, str]:
     """The names of the weights that averages are of: without their prefix, and with the dots that LitEma leaves out."""
-    parted = {name: name.partition(".") for name in names}
-    inner = {name: rest if rest and is_average(first) else name for name, (first, _, rest) in parted.items()}
+    counted = _counted(names)
+    inner = {name: _after_average(name, counted) for name in names}
     bare = without_wrappers(inner.values())
     ends: defaultdict[str, set[str]] = defaultdict(set)
     for one in live:

@@ -17,6 +17,7 @@ from .container import Container
 from .effective import Beside, resolve
 from .names import without_wrappers
 from .placeholders import refuse_without_values
+from .training_state import is_moment
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ class Checkpoint:
     tied : dict of name -> the earlier name that it shares memory with
     weights : "live" or "averaged", the copy of the model that `tensors` are of
     stamp : list of name, size and modification time (ns) of each file that decides values, when it was opened
+    ordered : whether the order of `tensors` is the model's, rather than a guess from sorted names
     path : what to show a person
 
     `weights` as an argument is the copy that is wanted; "auto" is the live one if there is any.
@@ -44,7 +46,7 @@ class Checkpoint:
         self._container = container
         self._files = container.files()
         self.stamp = stamp(self._files)
-        listed = mark_averages({info.name: info for info in container.tensors()})
+        listed = mark_averages({info.name: _without_moments(info) for info in container.tensors()})
         refuse_without_values(container.path, listed.values())
         self.weights = choose_weights(container.path, listed, weights)
         chosen, listed = names_of(listed, self.weights)
@@ -53,6 +55,7 @@ class Checkpoint:
         self._stored_name = bare | {
             name if name not in bare else f"{name} (left out)": name for name in listed if name not in chosen
         }
+        self.ordered = container.ordered
         order = list(self._stored_name) if container.ordered else model_order(list(self._stored_name))
         stored = {name: replace(listed[self._stored_name[name]], name=name) for name in order}
         beside = Beside(self._stored, self._files[0].parent if self._files else None)
@@ -144,6 +147,12 @@ def hash_tensor(tensor: torch.Tensor) -> str:
 
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(memoryview(raw.numpy())).hexdigest()
+
+
+def _without_moments(info: TensorInfo) -> TensorInfo:
+    if info.kind == "parameter" and is_moment(info.name):
+        return replace(info, kind="other", problem="of an optimizer")
+    return info
 
 
 def _tied(tensors: dict[str, TensorInfo]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from .checkpoint import hash_tensor
 from .container import Container
 from .deepspeed import WHOLE, deepspeed_directory, whole_weights
 from .distributed import UNFINISHED, DistributedDirectory, is_distributed
-from .foreign import foreign_by_name
+from .foreign import ORBAX, ORBAX_FILES, foreign_by_name
 from .formats import format_of, open_file
 from .metadata import METADATA
 from .safetensors_file import PUT_TOGETHER
@@ -21,7 +21,7 @@ from .sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
 
 # What trainers leave beside the weights.
 NOT_WEIGHTS = re.compile(
-    r"(?:optimizer|optim|optim_states|lr_scheduler|scheduler|scaler|rng_state|random_states|training_args)(?:_\d+)*\.",
+    r"(?:(?:optimizer|optim|opt)(?:_?states?)?|lr_scheduler|scheduler|scaler|rng_state|random_states|training_args)(?:_\d+)*\.",
     re.IGNORECASE,
 )
 # The names that a model's weights have inside a checkpoint directory, best first.
@@ -31,6 +31,8 @@ INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # Where Accelerate puts the weights of a model under FSDP.
 ACCELERATE = "pytorch_model_fsdp_*"
 
+# Slices of every matrix, of Llama's releases and of Megatron.
+SLICE = re.compile(r"(?:consolidated\.\d\d\.(?:pth|pt)|mp_rank_\d\d(?:_\d+)?)$")
 # What torch.distributed.checkpoint calls the safetensors of each process.
 PROCESS = re.compile(r"shard-(\d{5})-.*\.safetensors$")
 
@@ -67,13 +69,32 @@ def is_checkpoint_directory(path: Path) -> bool:
         names = _names(path)
         weights = sum(is_weight_file(path / name) for name in names)
         foreign = sum(is_foreign_file(path / name) for name in names)
+        if _slices(names):
+            return True
         return weights == 1 or (weights == 0 and foreign == 1) or has_checkpoint_names(path) or _is_of_a_tool(path)
     except OSError:
         return False
 
 
+def _slices(names: list[str]) -> list[str]:
+    """The slices of one model among file names, where there are several."""
+    found = [name for name in names if SLICE.match(name)]
+    return found if len(found) > 1 else []
+
+
 def _is_of_a_tool(path: Path) -> bool:
-    return _distributed_inside(path) is not None or deepspeed_directory(path) is not None
+    is_of_orbax = any((path / name).exists() for name in ORBAX_FILES)
+    return is_of_orbax or is_distributed_directory(path) or deepspeed_directory(path) is not None
+
+
+def is_one_model(path: Path) -> bool:
+    """Whether the weight files of a directory are pieces of one model, rather than checkpoints of their own."""
+    return deepspeed_directory(path) == path or bool(_slices(_names(path)))
+
+
+def is_distributed_directory(path: Path) -> bool:
+    """Whether a directory is a torch.distributed.checkpoint, or holds one that Accelerate has put into it."""
+    return _distributed_inside(path) is not None
 
 
 def _distributed_inside(path: Path) -> Path | None:
@@ -92,6 +113,12 @@ def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, l
         names = _names(path)
     except OSError as error:
         raise CheckpointError(path, f"cannot be read ({error.strerror})") from error
+    if slices := _slices(names):
+        raise CheckpointError(
+            path,
+            f"holds {len(slices)} slices of one model ({slices[0]}, ...); put them together first, with the script of "
+            "its publisher or of transformers that converts it",
+        )
     if len({found[1] for name in names if (found := PROCESS.match(name))}) > 1:
         raise CheckpointError(path, f"holds the shards of several processes; {PUT_TOGETHER}")
     indices = [path / name for name in INDICES if name in names]
@@ -134,6 +161,8 @@ def _sets(path: Path, names: list[str], indices: list[Path], opener: Callable[[P
 
 def _of_a_tool(path: Path, opener: Callable[[Path], Container]) -> dict[str, Opener]:
     """The weights that torch.distributed.checkpoint or DeepSpeed has saved. Raises CheckpointError for partial ones."""
+    if any((path / name).exists() for name in ORBAX_FILES):
+        raise ORBAX.refusal(path)
     distributed = _distributed_inside(path)
     if distributed is not None:
         return {distributed.name: partial(DistributedDirectory, distributed)}

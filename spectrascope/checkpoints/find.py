@@ -17,7 +17,9 @@ from .deepspeed import deepspeed_directory
 from .directory import (
     has_checkpoint_names,
     is_checkpoint_directory,
+    is_distributed_directory,
     is_foreign_file,
+    is_one_model,
     is_weight_file,
     open_directory,
 )
@@ -123,11 +125,12 @@ def _candidates(source: Path, trust_pickle: bool) -> list[_Candidate]:
     directories = [of_directory(p) if _family(p) in families else _Candidate(p, None) for p in folders]
     stepped = [one for one in directories if one.open and step_in_name(one.path.name) is not None]
     # Trainers put the states of DeepSpeed, in directories of their own, beside the weights of the same step.
-    if not stepped and deepspeed_directory(source) == source:
+    if is_distributed_directory(source) or (not stepped and is_one_model(source)):
         return [of_directory(source)]
     if has_checkpoint_names(source) and all(deepspeed_directory(one.path) for one in stepped):
         return [of_directory(source)]
-    found = directories + [of_file(path) for path in children if is_weight_file(path)]
+    foreign = [path for path in children if is_foreign_file(path) and step_in_name(path.name) is not None]
+    found = directories + [of_file(path) for path in children if is_weight_file(path) or path in foreign]
     if any(one.open for one in found) or not is_checkpoint_directory(source):
         return found + ([] if found else [of_file(path) for path in children if is_foreign_file(path)])
     return [of_directory(source)]

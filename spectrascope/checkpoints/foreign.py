@@ -48,6 +48,14 @@ PADDLE = Foreign("a Paddle file", "in Python: safetensors.paddle.save_file(paddl
 COMPILED = Foreign("a compiled model", "analyse the checkpoint that it was made from")
 PART = Foreign("one part of a torch.distributed.checkpoint", "name the directory that it is in")
 
+PICKLE = Foreign("a pickle of Python's own", "save the arrays with numpy.savez, or tensors with torch.save")
+ARRAY = Foreign("a single array", "in Python: numpy.savez(OUT, NAME=numpy.load(FILE))")
+ORBAX = Foreign(
+    "a checkpoint of Orbax",
+    "restore it, and in Python: safetensors.flax.save_file(flax.traverse_util.flatten_dict(params, sep='.'), OUT)",
+)
+ORBAX_FILES = ("_CHECKPOINT_METADATA", "manifest.ocdbt", "_METADATA")
+
 SUFFIXES = {
     ".keras": KERAS,
     ".h5": KERAS,
@@ -59,6 +67,10 @@ SUFFIXES = {
     ".nemo": NEMO,
     ".tflite": COMPILED,
     ".pb": TENSORFLOW,
+    ".index": TENSORFLOW,
+    ".pkl": PICKLE,
+    ".joblib": PICKLE,
+    ".npy": ARRAY,
     ".pdparams": PADDLE,
     ".distcp": PART,
     ".metadata": PART,

@@ -21,6 +21,10 @@ from ..errors import CheckpointError, unreadable
 METADATA = ".metadata"
 # Chunks that are no grid are compared one with another.
 MOST_CHUNKS_OF_NO_GRID = 1000
+# The first parts of flat names, in checkpoints that do not say where a name was.
+TOP_LEVEL = frozenset(
+    ["model", "state_dict", "optim", "optimizer", "ema", "lr_scheduler", "scheduler", "step", "global_step", "epoch"]
+)
 
 # What `_Record` stands in for.
 RECORDS = frozenset(
@@ -145,8 +149,9 @@ def _understood(directory: Path, pickled: Any) -> Metadata:
     paths = pickled["planner_data"] if isinstance(pickled["planner_data"], dict) else {}
     places = _places(directory, pickled["storage_data"])
     found = Metadata()
+    is_nested = all(name.partition(".")[0] in TOP_LEVEL for name in pickled["state_dict_metadata"])
     for name, record in pickled["state_dict_metadata"].items():
-        path = tuple(paths.get(name) or _path(name))
+        path = tuple(paths.get(name) or (name.split(".", 1) if is_nested else (name,)))
         if "size" in record.fields:
             tensor = _tensor(name, record, places)
             stub = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -224,12 +229,6 @@ def _overlap(one: Chunk, other: Chunk) -> bool:
         a < b + length and b < a + size
         for a, size, b, length in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
     )
-
-
-def _path(name: str) -> tuple[str, ...]:
-    """Where a name was, for checkpoints that do not say: optimizers and models are told by the first part."""
-    first, _, rest = name.partition(".")
-    return (first, rest) if rest and first in ("model", "optim", "optimizer", "state_dict", "ema") else (name,)
 
 
 def _put(payload: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:

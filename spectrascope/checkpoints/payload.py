@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -15,6 +14,7 @@ from ..errors import CheckpointError
 from ..words import listed
 from .averages import average_of, is_average
 from .steps import LARGEST_STEP
+from .training_state import is_moment, is_training_state
 
 MODEL_KEYS = (
     "state_dict",
@@ -27,11 +27,6 @@ MODEL_KEYS = (
     "weights",
     "params",
 )
-NOT_THE_MODEL = re.compile(
-    r"(?:^|_)(?:optim\w*|lr|sched\w*|\w*scaler|scaling|rng|random|loops|callbacks|hparams)(?:_|$)",
-    re.IGNORECASE,
-)
-MOMENTS = re.compile(r"(?:^|\.)(?:exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer)$")
 # Lightning's WeightAveraging saves the average as `state_dict`, and the live weights under this key.
 LIVE_BESIDE_AVERAGE = "current_model_state"
 # Real checkpoints nest a few dicts; a pickle can nest more than there is time for.
@@ -102,33 +97,40 @@ class _Search:
         self._visits: list[str] = outer._visits if outer else []
         self._holding: dict[int, bool] = outer._holding if outer else {}
 
-    def tensors_of(self, payload: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-        """The model's tensors in a dict and in those inside it; averages and what is left out are noted."""
+    def tensors_of(self, payload: Mapping[Any, Any], prefix: str = "", is_inside: bool = False) -> dict[str, Any]:
+        """The model's tensors in a dict and in those inside it; averages and what is left out are noted.
+
+        `is_inside` tells that the dict is a model's, whose layers may have any name.
+        """
         self._visits.append(prefix)
         if len(self._visits) > MOST_DICTS or prefix.count(".") > DEEPEST:
             raise CheckpointError(self._path, "nests dicts without end; it is no checkpoint that a trainer wrote")
         averages = [key for key, value in payload.items() if _is_average(key, value) and self._holds(value)]
+        averages = [] if is_inside else averages
         for key in averages:
             self._note_average(payload[key], f"{prefix}{key}.", f"{average_of(key)}." if len(averages) > 1 else "")
         for key in MODEL_KEYS:
             value = payload.get(key)
-            if not isinstance(value, Mapping) or not self._holds(value):
+            if not isinstance(value, Mapping) or not self._holds(value) or is_inside:
                 continue
-            if found := self.tensors_of(value, f"{prefix}{key}."):
+            if found := self.tensors_of(value, f"{prefix}{key}.", _is_state_dict(value)):
                 others = {name: other for name, other in payload.items() if name != key}
                 self._leave_out(others, prefix, f"beside the model, which is under {prefix}{key}")
                 return found
         inner: dict[str, dict[str, Any]] = {}
         for key, value in payload.items():
-            is_inner = isinstance(key, str) and isinstance(value, Mapping) and not _is_beside(key)
-            if is_inner and self._holds(value) and (found := self.tensors_of(value, f"{prefix}{key}.")):
+            is_inner = isinstance(key, str) and isinstance(value, Mapping) and (is_inside or not _is_beside(key))
+            if is_inner and self._holds(value) and (found := self.tensors_of(value, f"{prefix}{key}.", is_inside)):
                 inner[key] = found
         mine = {key: value for key, value in payload.items() if _is_of_the_model(key, value, beside_models=bool(inner))}
         others = {key: value for key, value in payload.items() if key not in mine and key not in inner}
         self._leave_out(others, prefix, "not of the model: training state, or under no name")
-        if not mine and len(inner) == 1:
+        if not mine and len(inner) == 1 and not is_inside:
             return next(iter(inner.values()))
-        return mine | {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}
+        below = {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}
+        if twice := mine.keys() & below.keys():
+            raise CheckpointError(self._path, f"holds two tensors of one name, {prefix}{min(twice)}")
+        return mine | below
 
     def _note_average(self, payload: Mapping[Any, Any], prefix: str, model: str) -> None:
         """ema-pytorch keeps the average as `ema_model.*`, beside the live model once more.
@@ -162,9 +164,16 @@ class _Search:
 
 def _is_of_the_model(key: Any, value: Any, beside_models: bool) -> bool:
     """Whether an entry is a tensor of the model; beside whole models, a number or `rng_state` is none."""
-    if not isinstance(key, str) or not isinstance(value, (torch.Tensor, np.ndarray)) or MOMENTS.search(key):
+    if not isinstance(key, str) or not isinstance(value, (torch.Tensor, np.ndarray)) or is_moment(key):
         return False
     return not (beside_models and "." not in key and (value.ndim == 0 or _is_beside(key)))
+
+
+def _is_state_dict(payload: Mapping[Any, Any]) -> bool:
+    """Whether a dict is a model's own: no whole model is in it, or not beside training state alone."""
+    models = [key for key in MODEL_KEYS if isinstance(payload.get(key), Mapping)]
+    layers = [key for key, value in payload.items() if isinstance(value, (Mapping, torch.Tensor)) and key not in models]
+    return not models or any(isinstance(key, str) and not _is_beside(key) for key in layers)
 
 
 def _is_average(key: Any, value: Any) -> bool:
@@ -173,4 +182,4 @@ def _is_average(key: Any, value: Any) -> bool:
 
 def _is_beside(key: str) -> bool:
     """Whether a key is that of training state or of an average."""
-    return is_average(key) or NOT_THE_MODEL.search(key) is not None
+    return is_average(key) or is_training_state(key)

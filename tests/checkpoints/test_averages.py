@@ -59,6 +59,13 @@ def test_averages_of_torch(tmp_path: Path) -> None:
         ({"net.fc.weight": W, "ema_model.module.fc.weight": E}, "net.fc.weight", "net.fc.weight"),
         ({"model": {"fc.weight": W}, "model_ema": {"fc.weight": E}}, "fc.weight", "fc.weight"),
         ({"model": {"fc.weight": W}, "ema_state_dict": {"module.fc.weight": E}}, "fc.weight", "fc.weight"),
+        ({"module.model.fc.weight": W, "module.model_ema.fc.weight": E}, "model.fc.weight", "model.fc.weight"),
+        ({"model.fc.weight": W, "model.model_ema.fc.weight": E}, "model.fc.weight", "model.fc.weight"),
+        (
+            {"model.fc.weight": W, "avg.module.fc.weight": E, "avg.n_averaged": torch.tensor(2)},
+            "model.fc.weight",
+            "model.fc.weight",
+        ),
         ({"net": {"fc.weight": W}, "swa_state_dict": {"fc.weight": E}}, "fc.weight", "fc.weight"),
         ({"encoder": {"fc.weight": W}, "swa_encoder": {"fc.weight": E}}, "fc.weight", "fc.weight"),
         ({"state_dict": {"fc.weight": E}, "current_model_state": {"fc.weight": W}}, "fc.weight", "fc.weight"),
@@ -103,8 +110,14 @@ def test_an_average_alone(tmp_path: Path) -> None:
         opened(tmp_path / "m.pt", "live")
 
 
+def test_an_average_under_wrappers(tmp_path: Path) -> None:
+    torch.save({"module.n_averaged": torch.tensor(2), "module.module.fc.weight": E}, tmp_path / "m.pt")
+    assert opened(tmp_path / "m.pt").weights == "averaged"
+    assert torch.equal(opened(tmp_path / "m.pt").load("fc.weight"), E)
+
+
 def test_names_that_only_look_like_an_average(tmp_path: Path) -> None:
-    names = ["gemma.fc.weight", "schema.weight", "layers.0.ema.weight", "emag.weight"]
+    names = ["swa_blocks.0.weight", "gemma.fc.weight", "schema.weight", "layers.0.ema.weight", "emag.weight"]
     save_file({name: W.clone() for name in names}, tmp_path / "m.safetensors")
     checkpoint = opened(tmp_path / "m.safetensors")
     assert checkpoint.weights == "live"

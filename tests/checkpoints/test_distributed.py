@@ -62,6 +62,23 @@ def test_a_flat_state_dict(tmp_path: Path) -> None:
     assert set(only(written(tmp_path / "x", dict(MODEL))).tensors) == set(MODEL)
 
 
+def test_names_that_were_never_nested(tmp_path: Path) -> None:
+    weights = {name: mat([1.0], 3, 3) for name in ("model.embed.weight", "model.layers.0.fc.weight", "lm_head.weight")}
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(dict(weights), storage_writer=dcp.FileSystemWriter(tmp_path / "a"), planner=planner, no_dist=True)
+    assert list(only(tmp_path / "a").tensors) == list(weights)
+    state = {"model.fc.weight": mat([1.0], 3, 3), "optim.fc.weight.exp_avg": torch.ones(3, 3)}
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(tmp_path / "b"), planner=planner, no_dist=True)
+    found = only(tmp_path / "b").tensors
+    assert [name for name, info in found.items() if info.kind == "parameter"] == ["fc.weight"]
+
+
+def test_the_directory_of_a_trainer_named_by_itself() -> None:
+    (reference,) = find_checkpoints([FORMATS / "accelerate_fsdp2" / "checkpoint-5"]).references
+    assert reference.step == 5
+
+
 def test_what_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"FSDP has flattened \(_flat_param\), without their shapes; save it with"

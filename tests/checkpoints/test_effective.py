@@ -150,6 +150,19 @@ def test_functions_that_the_file_does_not_hold(tmp_path: Path) -> None:
     assert all("a function that the file does not hold" in reason for reason in reasons.values())
 
 
+def test_pruned_weight_norm_is_refused(tmp_path: Path) -> None:
+    layer = prune.random_unstructured(old_weight_norm(torch.nn.Linear(6, 5)), "weight_v", 0.5)
+    checkpoint = saved(tmp_path, layer)
+    assert "pruned below its weight norm" in refused(checkpoint)["weight_v_orig"]
+    assert "weight_v" not in matrices_of(checkpoint)
+
+
+def test_functions_of_vectors_and_numbers_are_nothing_to_refuse(tmp_path: Path) -> None:
+    weights = {"fc.weight": mat([1.0], 3, 3), "fc.parametrizations.bias.original": torch.ones(3)}
+    torch.save({**weights, "parametrizations.scale.original": torch.tensor(2.0)}, tmp_path / "m.pt")
+    assert refused(only(tmp_path / "m.pt")) == {}
+
+
 def test_names_that_only_look_like_weight_norm(tmp_path: Path) -> None:
     """RWKV's `time_mix_v` and `time_mix_g` are no parts of a `time_mix`."""
     mixes = {"att.time_mix_v": torch.ones(1, 1, 8), "att.time_mix_g": torch.ones(1, 1, 8)}
@@ -246,6 +259,76 @@ def test_patterns_of_peft(tmp_path: Path, pattern: str, alpha: int | None) -> No
         assert checkpoint.tensors["layers.0.q_proj.weight"].made_of == f"LoRA update, {alpha / 2:.6g} * B A"
 
 
+ADAPTER = {"fc.lora_A.weight": mat([1.0], 2, 6, seed=1), "fc.lora_B.weight": mat([1.0], 8, 2, seed=2)}
+
+
+def adapter(directory: Path, weights: dict[str, torch.Tensor], **config: object) -> Checkpoint:
+    torch.save(weights, directory / "adapter_model.bin")
+    (directory / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4, "peft_type": "LORA"} | config))
+    return only(directory)
+
+
+def test_biases_of_factors(tmp_path: Path) -> None:
+    checkpoint = adapter(tmp_path, ADAPTER | {"fc.lora_B.bias": torch.ones(8)}, lora_bias=True)
+    assert matrices_of(checkpoint) == ["fc.weight"]
+    assert refused(checkpoint) == {}
+
+
+@pytest.mark.parametrize("variant", ["use_qalora", "use_bdlora", "use_dora"])
+def test_variants_of_lora_are_refused(tmp_path: Path, variant: str) -> None:
+    checkpoint = adapter(tmp_path, ADAPTER, **{variant: True})
+    assert matrices_of(checkpoint) == []
+    assert len(refused(checkpoint)) == 1
+
+
+def test_factors_beside_the_weight_that_they_change(tmp_path: Path) -> None:
+    checkpoint = adapter(
+        tmp_path, ADAPTER | {"fc.base_layer.weight": mat([1.0], 8, 6), "fc.base_layer.bias": torch.ones(8)}
+    )
+    assert matrices_of(checkpoint) == []
+    assert "beside the weight that it changes; merge it" in refused(checkpoint)["fc.lora_A.weight"]
+
+
+def test_layers_saved_whole(tmp_path: Path) -> None:
+    w = mat([1.0], 3, 3)
+    whole = {"out.original_module.weight": w, "out.modules_to_save.default.weight": 2 * w}
+    checkpoint = adapter(tmp_path, ADAPTER | whole)
+    assert matrices_of(checkpoint) == ["fc.weight", "out.weight"]
+    assert torch.equal(checkpoint.load("out.weight"), 2 * w)
+    two = {"out.modules_to_save.a.weight": w, "out.modules_to_save.b.weight": 2 * w}
+    checkpoint = adapter(tmp_path, ADAPTER | two)
+    assert torch.equal(checkpoint.load("out.weight[b]"), 2 * w)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lora_unet_a.hada_w1_a",
+        "x.lokr_w2",
+        "x.ia3_l",
+        "x.oft_r",
+        "unet.to_q_lora.down.weight",
+        "unet.to_q.lora.up.weight",
+        "q_proj.lora_a.weight",
+        "q_proj.lora_b",
+        "prompt_embeddings",
+        "emb.token_adapter.trainable_tokens_delta",
+        "q.lora_E.default",
+    ],
+)
+def test_other_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    torch.save({name: torch.ones(4, 4), "fc.weight": torch.eye(3)}, tmp_path / "m.pt")
+    checkpoint = only(tmp_path / "m.pt")
+    assert matrices_of(checkpoint) == ["fc.weight"]
+    assert list(refused(checkpoint)) == [name]
+
+
+def test_a_config_of_another_adapter_beside_a_whole_model(tmp_path: Path) -> None:
+    save_file({"fc.weight": torch.eye(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    assert matrices_of(only(tmp_path)) == ["fc.weight"]
+
+
 def test_factors_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 16}')
     odd = {"fc.lora_A.weight": torch.tensor(1.0), "fc.lora_B.weight": torch.tensor(1.0)}
@@ -326,10 +409,23 @@ def test_codes_of_gptq_and_awq(tmp_path: Path) -> None:
     checkpoint = only(tmp_path / "m.safetensors")
     assert refused(checkpoint)["fc.qweight"].startswith("GPTQ codes")
     assert [info.kind for info in checkpoint.tensors.values()].count("part") == 3
-    save_file(
-        {"e.w_blocks": torch.ones(2, 4, dtype=torch.uint8), "e.w_scales": torch.ones(2).byte()},
-        tmp_path / "m.safetensors",
-    )
+    others = {
+        "HQQ": {"W_q": torch.ones(64, 8).byte(), "scale": torch.rand(64, 1), "zero": torch.rand(64, 1)},
+        "Marlin": {"B": torch.ones(4, 16, dtype=torch.int32), "s": torch.rand(2, 64).half()},
+        "EXL2": {"q_weight": torch.ones(4, 16, dtype=torch.int32), "q_scale": torch.ones(4, 2, dtype=torch.int32)},
+        "AQLM": {
+            "codes": torch.ones(4, 4, 1).to(torch.int8),
+            "codebooks": torch.rand(1, 4, 8),
+            "scales": torch.rand(4, 1),
+        },
+    }
+    for kind, parts in others.items():
+        save_file({f"fc.{name}": one for name, one in parts.items()}, tmp_path / "m.safetensors")
+        checkpoint = only(tmp_path / "m.safetensors")
+        assert [reason.split()[0] for reason in refused(checkpoint).values()] == [kind]
+        assert matrices_of(checkpoint) == []
+    blocks = {"e.w_blocks": torch.ones(2, 4, dtype=torch.uint8), "e.w_scales": torch.ones(2).byte()}
+    save_file(blocks, tmp_path / "m.safetensors")
     assert refused(only(tmp_path / "m.safetensors"))["e.w_blocks"].startswith("MXFP4 codes")
 
 
@@ -408,6 +504,29 @@ def test_experts_are_read_one_by_one(tmp_path: Path, suffix: str) -> None:
         found = list(pool.map(lambda index: checkpoint.load("mlp.experts.w", index), [0, 1, 2, 3] * 20))
     for index, expert in enumerate(found):
         assert torch.equal(expert, stack[index % 4])
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales"),
+    [
+        # NVFP4: the table of scales is float8 itself.
+        (
+            torch.ones(16, 16).byte(),
+            {"scale": torch.rand(16, 2).to(torch.float8_e4m3fn), "scale_2": torch.tensor(0.1)},
+        ),
+        # MXFP8: the scales are exponents.
+        (torch.ones(4, 64).to(torch.float8_e4m3fn), {"scale": torch.full((4, 2), 120).byte()}),
+        # Groups of a size that nothing states; 128 would fit their number.
+        (torch.ones(4, 192).to(torch.int8), {"scale": torch.tensor([[1.0, 3.0]] * 4)}),
+    ],
+)
+def test_scales_that_are_not_understood(tmp_path: Path, codes: torch.Tensor, scales: dict[str, torch.Tensor]) -> None:
+    named = {f"fc.weight_{name}": scale for name, scale in scales.items()}
+    save_file({"fc.weight": codes, **named}, tmp_path / "m.safetensors")
+    checkpoint = only(tmp_path / "m.safetensors")
+    assert matrices_of(checkpoint) == []
+    assert list(refused(checkpoint)) == ["fc.weight"]
+    assert all(checkpoint.tensors[name].kind == "part" for name in named)
 
 
 def test_int8_with_a_scale(tmp_path: Path) -> None:

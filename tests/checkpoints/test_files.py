@@ -314,6 +314,17 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
         container.load("a.weight")
 
 
+def test_moments_in_files_of_one_level(tmp_path: Path) -> None:
+    weights = {"fc.weight": mat([1.0], 3, 3)}
+    weights |= {name: torch.ones(3, 3) for name in ("fc.weight.exp_avg", "exp_avg_sq.fc.weight")}
+    save_file({**weights, "optimizer.state.fc.weight": torch.ones(3, 3)}, tmp_path / "m.safetensors")
+    np.savez(tmp_path / "m.npz", **{"opt_state/0/mu/fc/kernel": np.ones((3, 3)), "fc.weight": np.eye(3)})
+    for name in ("m.safetensors", "m.npz"):
+        tensors = only(tmp_path / name).tensors
+        assert [key for key, info in tensors.items() if info.problem is None] == ["fc.weight"]
+        assert {info.problem for info in tensors.values()} == {None, "of an optimizer"}
+
+
 def test_npz_names_and_byte_orders(tmp_path: Path) -> None:
     np.savez(tmp_path / "m.npz", **{"x": np.eye(3), "x.npy": 7 * np.eye(3), "big": np.eye(3, dtype=">f4")})
     checkpoint = only(tmp_path / "m.npz")
@@ -354,6 +365,8 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
 
 def test_names_that_only_look_like_trainer_files(tmp_path: Path) -> None:
     for name in ("optimal_step_10.pt", "autoscaler_step_20.pt", "optimizer_step.pt", "optimizer.pt", "._step_10.pt"):
+        write(tmp_path / name)
+    for name in ("optimizer_state.pt", "opt010000.pt", "optim_states_0.pt", "scheduler.pt"):
         write(tmp_path / name)
     found = find_checkpoints([tmp_path])
     assert [r.step for r in found.references] == [10, 20]

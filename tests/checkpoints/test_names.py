@@ -87,6 +87,21 @@ def test_names_that_only_look_like_an_optimizer() -> None:
     assert list(find_state_dict(dict.fromkeys(names, W), "x.pt").tensors) == names
 
 
+def test_layers_of_a_nested_model_may_have_any_name() -> None:
+    model = {"lr_head": {"weight": W}, "random_proj": {"weight": W}, "params": {"weight": W}, "fc": {"weight": W}}
+    names = [f"{name}.weight" for name in model]
+    assert list(find_state_dict({"model": model, "optimizer": {"a": W}}, "x.pt").tensors) == names
+    assert list(find_state_dict({"model": {"params": {"a": W}, "head.weight": W}}, "x.pt").tensors) == [
+        "head.weight",
+        "params.a",
+    ]
+
+
+def test_two_tensors_of_one_name_are_an_error() -> None:
+    with pytest.raises(CheckpointError, match=r"two tensors of one name, encoder\.weight"):
+        find_state_dict({"encoder.weight": W, "encoder": {"weight": W}}, "x.pt")
+
+
 @pytest.mark.parametrize("payload", [{"epoch": 3, "optimizer": {"exp_avg": W}}, {}, [W], W, 3])
 def test_no_model_is_an_error(payload: Any) -> None:
     with pytest.raises(CheckpointError, match=r"x\.pt: holds"):

@@ -70,6 +70,33 @@ def test_the_ways_to_convert_work(tmp_path: Path) -> None:
     assert len(open_all(tmp_path / "e.pt")[0].tensors) > 1
 
 
+def test_steps_in_a_format_of_another_framework_are_failures(tmp_path: Path) -> None:
+    save_file({"fc.weight": mat([1.0], 3, 3)}, tmp_path / "step1.safetensors")
+    for name in ("step2.h5", "step3.onnx", "notes.npy"):
+        (tmp_path / name).write_bytes(b"x")
+    assert [reference.step for reference in find_checkpoints([tmp_path]).references] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["consolidated.00.pth", "consolidated.01.pth"], "holds 2 slices of one model"),
+        (["model.ckpt-1000.index", "model.ckpt-1000.data-00000-of-00001"], "is a TensorFlow file"),
+        (["_CHECKPOINT_METADATA", "manifest.ocdbt"], "is a checkpoint of Orbax"),
+        (["weights.pkl"], r"is a pickle of Python's own, which is not read here; save the arrays with numpy\.savez"),
+        (["weights.npy"], "is a single array"),
+    ],
+)
+def test_directories_of_other_tools(tmp_path: Path, files: list[str], message: str) -> None:
+    folder = tmp_path / "step5"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_bytes(b"x")
+    for source in (folder, tmp_path):
+        with pytest.raises(CheckpointError, match=message):
+            open_all(source)
+
+
 def test_a_whole_model(tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(3, 3), tmp_path / "m.pt")
     with pytest.raises(CheckpointError, match=r"holds a whole pickled model.*Save model\.state_dict\(\) instead"):

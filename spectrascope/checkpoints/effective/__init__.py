@@ -30,6 +30,8 @@ def resolve(tensors: dict[str, TensorInfo], beside: Beside) -> tuple[dict[str, T
     for rule in RULES:
         free = {name: info for name, info in tensors.items() if name not in marked and info.kind == "parameter"}
         for one in rule(free, beside):
+            if not marked.keys().isdisjoint(one.names):
+                continue
             if isinstance(one, Effective) and one.info.dtype not in (*FLOATS, *CODES):
                 continue
             if isinstance(one, Effective) and (one.info.name in one.parts or one.info.name not in tensors):

@@ -25,6 +25,9 @@ def masked(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
     for name, info in tensors.items():
         stem = name.removesuffix("_orig")
         mask = tensors.get(f"{stem}_mask")
+        if mask is not None and stem != name and _is_part_of_weight_norm(stem, tensors):
+            yield Refused(name, "pruned below its weight norm; call prune.remove before saving", (mask.name,))
+            continue
         is_masked = stem != name or (name.endswith("weight") and f"{name}_orig" not in tensors)
         if is_masked and mask is not None and mask.shape == info.shape:
             made_of = f"{name.rpartition('.')[2]} * {mask.name.rpartition('.')[2]}"
@@ -67,6 +70,8 @@ def parametrizations(tensors: Tensors, beside: Beside) -> Iterator[Effective | R
     for (module, parameter), names in groups.items():
         name = f"{module}.{parameter}".lstrip(".")
         first = names.get("original", names.get("original1", next(iter(names.values()))))
+        if len(tensors[first].shape) < 2:
+            continue
         info = replace(tensors[first], name=name, storage=None)
         kept = set(names)
         if kept == {"original0", "original1"} and _is_size_of(tensors[names["original0"]].shape, info.shape):
@@ -79,6 +84,12 @@ def parametrizations(tensors: Tensors, beside: Beside) -> Iterator[Effective | R
         else:
             others = tuple(other for other in names.values() if other != first)
             yield Refused(first, f"re-parametrised by a function that the file does not hold; {WAY_OUT}", others)
+
+
+def _is_part_of_weight_norm(name: str, tensors: Tensors) -> bool:
+    """Whether a pruned `weight_v` or `weight_g` has the other beside it, pruned or not."""
+    other = name[:-1] + {"v": "g", "g": "v"}.get(name[-1:], "")
+    return name[-2:] in ("_v", "_g") and (other in tensors or f"{other}_orig" in tensors)
 
 
 def _is_size_of(size: tuple[int, ...], direction: tuple[int, ...]) -> bool:

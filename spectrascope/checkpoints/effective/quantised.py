@@ -16,7 +16,8 @@ from .rules import Beside, Effective, Refused, Tensors, beside_name
 
 WAY_OUT = "analyse the model that was quantised, or dequantise it (`model.dequantize()` in transformers) and save it"
 CONFIG = "config.json"
-# Blocks of DeepSeek's and Qwen's float8 weights, where config.json does not say.
+SCALE = re.compile(r"(?:^|[._])scales?(?:_\w+)?$")
+# Blocks of DeepSeek's and Qwen's float8 weights (`weight_scale_inv`), where config.json does not say.
 USUAL_BLOCK = 128
 
 
@@ -37,7 +38,12 @@ SCHEMES = [
     Scheme("AWQ", re.compile(r"(.*\.)?qweight$"), ("{0}scales",), ("{0}scales", "{0}qzeros"), 8),
     Scheme("compressed-tensors", re.compile(r"(.*)_packed$"), (), ("{0}_scale", "{0}_shape", "{0}_zero_point"), 8),
     Scheme("MXFP4", re.compile(r"(.*)_blocks$"), ("{0}_scales",), ("{0}_scales",), 2),
-    Scheme("HQQ", re.compile(r"(.*\.)?W_q$"), (), (), 2),
+    Scheme("HQQ", re.compile(r"(.*\.)?W_q$"), (), ("{0}scale", "{0}zero", "{0}meta"), 2),
+    Scheme("Marlin", re.compile(r"(.*\.)?B$"), ("{0}s",), ("{0}s", "{0}workspace"), 8),
+    Scheme(
+        "EXL2", re.compile(r"(.*\.)?q_weight$"), ("{0}q_scale",), ("{0}q_scale", "{0}q_scale_max", "{0}q_groups"), 8
+    ),
+    Scheme("AQLM", re.compile(r"(.*\.)?codes$"), ("{0}codebooks",), ("{0}codebooks", "{0}scales"), 1),
     Scheme("torchao", re.compile(r"(.*)_qdata$"), (), ("{0}_scale", "{0}_zero_point"), 1),
     Scheme("quanto", re.compile(r"(.*)\._data$"), ("{0}._scale",), ("{0}._scale", "{0}._shift"), 1),
 ]
@@ -73,7 +79,7 @@ def scaled_codes(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refus
     float8 is a number as it is: without a scale it is read as stored, and marked.
     """
     for name, info in tensors.items():
-        is_float8 = info.dtype in FLOATS_OF_8_BITS
+        is_float8 = info.dtype in FLOATS_OF_8_BITS and not SCALE.search(name)
         if len(info.shape) < 2 or not (is_float8 or (info.dtype in ("int8", "uint8") and name.endswith("weight"))):
             continue
         row_sizes = tensors.get(beside_name(name, "SCB"))
@@ -108,14 +114,15 @@ def _scale_of(name: str, tensors: Tensors) -> TensorInfo | None:
 
 def _scaled(info: TensorInfo, scale: TensorInfo, tensors: Tensors, beside: Beside) -> Effective | Refused:
     zero = f"{info.name}_zero_point"
-    names = (zero, beside_name(info.name, "input_scale"), beside_name(info.name, "scale_input"))
+    second = f"{info.name}_scale_2"
+    names = (zero, second, beside_name(info.name, "input_scale"), beside_name(info.name, "scale_input"))
     also = tuple(name for name in names if name in tensors)
-    block = _block(info, beside)
+    block = _block(info, scale, beside)
     shape = _scale_shape(info.shape, scale.shape, block)
     if info.dtype == "uint8":
         reason = f"uint8 codes, of which the file does not tell the kind; {WAY_OUT}"
         return Refused(info.name, reason, (scale.name, *also))
-    if shape is None:
+    if shape is None or scale.dtype not in (*FLOATS, "float8_e8m0fnu") or second in also:
         sizes = "x".join(map(str, scale.shape))
         return Refused(info.name, f"{info.dtype} codes with a scale of {sizes} that does not fit", (scale.name, *also))
     if zero in also:
@@ -125,14 +132,15 @@ def _scaled(info: TensorInfo, scale: TensorInfo, tensors: Tensors, beside: Besid
     return Effective(replace(info, storage=None, made_of=made_of), (info.name, scale.name), make, also)
 
 
-def _block(info: TensorInfo, beside: Beside) -> tuple[int, ...]:
-    """How many rows and columns share a scale where there is one a block."""
+def _block(info: TensorInfo, scale: TensorInfo, beside: Beside) -> tuple[int, ...]:
+    """How many rows and columns share a scale where there is one a block; 1 and 1 where that is not known."""
     quantisation = (beside.json(CONFIG) or {}).get("quantization_config")
     stated = quantisation.get("weight_block_size") if isinstance(quantisation, dict) else None
     sizes = stated if isinstance(stated, list) and all(isinstance(one, int) and one > 0 for one in stated) else []
     if sizes:
         beside.used[CONFIG] = None
-    return (1,) * (len(info.shape) - 2) + tuple((sizes or [USUAL_BLOCK, USUAL_BLOCK])[:2])
+    usual = USUAL_BLOCK if scale.name.endswith("_scale_inv") else 1
+    return (1,) * (len(info.shape) - 2) + tuple(sizes[:2] if len(sizes) == 2 else (usual, usual))
 
 
 def _scale_shape(shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -28,6 +28,11 @@ class Effective:
     make: Callable[..., torch.Tensor]
     also: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All stored tensors that it concerns."""
+        return (*self.parts, *self.also)
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -37,6 +42,11 @@ class Refused:
     reason: str
     also: tuple[str, ...] = ()
     packed: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All stored tensors that it concerns."""
+        return (self.name, *self.also)
 
 
 @dataclass
