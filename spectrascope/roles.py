@@ -99,31 +99,32 @@ def fused_halves(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tuple[s
 
 def _conv_role(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> Role:
     """A bias as long as one axis only tells which axis is the output; else the name may; else conv is a guess."""
-    if info.shape[1] == 1 < info.shape[0]:
-        return _depthwise_or_conv(info, tensors, ordered)
     bias = tensors.get(info.name.removesuffix("weight") + "bias")
     out_of = {info.shape[0]: "conv", info.shape[1]: "transposed conv"}
-    if bias is not None and len(out_of) == 2 and bias.shape[0:1] and bias.shape[0] in out_of:
-        return Role(out_of[bias.shape[0]])
-    if TRANSPOSED_CONV.search(info.name):
+    told = out_of.get(bias.shape[0]) if bias is not None and len(out_of) == 2 and bias.shape[0:1] else None
+    if told == "transposed conv" or (told is None and TRANSPOSED_CONV.search(info.name)):
         return Role("transposed conv")
-    return Role("conv", guessed=True)
+    if info.shape[1] == 1 < info.shape[0]:
+        return _depthwise_or_conv(info, tensors, ordered)
+    return Role("conv", guessed=told is None)
 
 
 def _depthwise_or_conv(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> Role:
-    """(c, 1, k...) reads c maps one by one where its predecessor gives c; the first matrix of a net reads the input.
+    """(c, 1, k...) reads c maps one by one where its predecessor gives c; the first conv of a net reads the input.
 
     Names may say so. Where they are sorted and not in the model's order, a predecessor is one of the same block.
     """
     if DEPTHWISE.search(info.name):
         return Role("depthwise conv")
     before = None
+    is_first_conv = True
     for name, other in tensors.items():
         if name == info.name:
             break
         if len(other.shape) > 1 and other.kind == "parameter" and other.problem is None:
             before = other
-    if before is None:
+            is_first_conv = is_first_conv and len(other.shape) == 2
+    if before is None or is_first_conv:
         return Role("conv", guessed=not ordered)
     is_predecessor = before.shape[0] == info.shape[0] and (ordered or _in_one_block(before.name, info.name))
     return Role("depthwise conv") if is_predecessor else Role("conv", guessed=True)

@@ -60,6 +60,11 @@ def test_transposed_convolutions_swap_their_axes() -> None:
         assert only(torch.ones(5, 4, 3, 3), name) == ("transposed conv", (4, columns), False)
     for name in ("outconv.weight", "conv_tail.weight", "first_conv.weight"):
         assert only(torch.ones(5, 4, 3, 3), name) == ("conv", (5, 36), True)
+    # One that writes one channel is not depthwise.
+    assert only(torch.ones(5, 1, 3, 3), "tconv1.weight", before__weight=torch.ones(5, 5, 3, 3))[0] == "transposed conv"
+    assert only(torch.ones(5, 1, 3, 3), before__weight=torch.ones(5, 5, 3, 3), l__bias=torch.ones(1))[0] == (
+        "transposed conv"
+    )
     # A square one with a bias tells nothing.
     assert only(torch.ones(4, 4, 3, 3), l__bias=torch.ones(4)) == ("conv", (4, 36), True)
     tensor = torch.arange(5 * 4 * 9.0).reshape(5, 4, 3, 3)
@@ -129,13 +134,14 @@ def test_depthwise_convolutions_are_known_by_their_predecessor() -> None:
     filters = torch.ones(8, 1, 3, 3)
     # The first matrix of a net reads the input, which may have one channel.
     assert only(filters, l__bias=torch.ones(8)) == ("conv", (8, 9), False)
-    before = {"a.weight": torch.ones(8, 5), "a.bias": torch.ones(8), "l.weight": filters}
+    assert planned({"time.weight": torch.ones(8, 5), "l.weight": filters}).matrices[1].role == "conv"
+    before = {"a.weight": torch.ones(8, 5, 1, 1), "a.bias": torch.ones(8), "l.weight": filters}
     (_, matrix) = planned(before).matrices
     assert (matrix.role, matrix.shape, matrix.guessed) == ("depthwise conv", (8, 72), False)
     assert (matrix.rank, matrix.size, matrix.has_vectors) == (8, 72, False)
     assert matrix_of(matrix, filters).shape == (8, 9)
     assert planned(before).coverage == pytest.approx((40 + 72) / (40 + 72 + 8))
-    (_, matrix) = planned(before | {"a.weight": torch.ones(16, 5)}).matrices
+    (_, matrix) = planned(before | {"a.weight": torch.ones(16, 5, 1, 1)}).matrices
     assert (matrix.role, matrix.shape, matrix.guessed) == ("conv", (8, 9), True)
 
 

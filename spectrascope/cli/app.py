@@ -24,6 +24,7 @@ from .export import export
 from .rank import rank
 from .show import show
 from .spectrum import spectrum
+from .sva import sva
 
 app = typer.Typer(
     name="spectrascope",
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (analyze, show, rank, spectrum, export):
+for command in (analyze, show, rank, spectrum, sva, export):
     app.command()(command)
 
 

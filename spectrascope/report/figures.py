@@ -44,8 +44,41 @@ def rank_heat_map(
     for axis, group in zip(axes, panels, strict=True):
         if group is not None and metrics is not None:
             _draw_metrics(axis, metrics, group)
-    _draw_heat_map(figure, axes[-1], table, matrices, steps)
+    _draw_heat_map(figure, axes[-1], table, matrices, steps, "normalised effective rank")
     _finish(figure, axes, steps, path, log)
+
+
+def score_heat_map(
+    rows: Sequence[Row], column: str, steps: Sequence[int], path: Path, label: str, log: bool = False
+) -> None:
+    """Scores in [0, 1] in colour: what is in `column`, by depth, x steps; grey where there is none."""
+    names = list(dict.fromkeys(row[column] for row in rows))
+    table = np.full((len(names), len(steps)), np.nan)
+    for row in rows:
+        if row["score"] is not None:
+            table[names.index(row[column]), steps.index(row["step"])] = row["score"]
+    figure, axes = _figure(8.0, [min(max(1.4 + 0.24 * len(names), 2.6), 26.0)])
+    _draw_heat_map(figure, axes[0], table, names, steps, label)
+    _finish(figure, axes, steps, path, log)
+
+
+def diagonal_heat_map(
+    rows: Sequence[Row], steps: Sequence[int], path: Path, title: str, label: str, log: bool = False
+) -> None:
+    """The diagonals of one matrix or pair in colour: place i, from the largest singular value, x steps."""
+    count = max((len(row["diagonal"]) for row in rows if row["diagonal"]), default=1)
+    table = np.full((count, len(steps)), np.nan)
+    for row in rows:
+        if row["diagonal"]:
+            values = [np.nan if value is None else value for value in row["diagonal"]]
+            table[: len(values), steps.index(row["step"])] = values
+    figure, (axis,) = _figure(7.0, [4.2])
+    image = _draw_cells(axis, table, steps)
+    axis.set_ylabel("place i (1 is the largest singular value)")
+    axis.set_yticks([0.5, *(i - 0.5 for i in range(10, count + 1, 10))], [1, *range(10, count + 1, 10)])
+    axis.set_title(_label(title), fontsize=10)
+    figure.colorbar(image, ax=axis, label=label)
+    _finish(figure, [axis], steps, path, log)
 
 
 def spectrum(rows: Sequence[Row], path: Path, log: bool = False) -> None:
@@ -98,21 +131,25 @@ def _finish(figure: Any, axes: list[Any], steps: Sequence[int], path: Path, log:
 
 
 def _draw_heat_map(
-    figure: Any, axis: Any, table: NDArray[np.float64], matrices: list[str], steps: Sequence[int]
+    figure: Any, axis: Any, table: NDArray[np.float64], matrices: list[str], steps: Sequence[int], label: str
 ) -> None:
-    from matplotlib import colormaps
-
-    colours = colormaps["viridis"].with_extremes(bad="lightgrey")
-    image = axis.pcolormesh(
-        _edges(steps), np.arange(len(matrices) + 1), np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=1
-    )
-    axis.invert_yaxis()
+    image = _draw_cells(axis, table, steps)
     every = -(-len(matrices) // MOST_LABELS)
     shown = range(0, len(matrices), every)
     size = 8 if len(matrices) <= 60 else 6
     axis.set_yticks([i + 0.5 for i in shown], [_label(matrices[i]) for i in shown], fontsize=size)
     axis.tick_params(axis="y", length=0)
-    figure.colorbar(image, ax=axis, label="normalised effective rank", fraction=0.05, pad=0.02)
+    figure.colorbar(image, ax=axis, label=label, fraction=0.05, pad=0.02)
+
+
+def _draw_cells(axis: Any, table: NDArray[np.float64], steps: Sequence[int]) -> Any:
+    """Values in [0, 1] as coloured cells, the first row on top."""
+    colours = _colour_map().with_extremes(bad="lightgrey")
+    image = axis.pcolormesh(
+        _edges(steps), np.arange(table.shape[0] + 1), np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=1
+    )
+    axis.invert_yaxis()
+    return image
 
 
 def _draw_metrics(axis: Any, metrics: TrainingMetrics, names: list[str]) -> None:

@@ -117,6 +117,46 @@ def rank_details(rows: Sequence[Row]) -> Table:
     return table
 
 
+def score_summary(
+    rows: Sequence[Row], column: str, steps: Sequence[int], title: str, terminal_width: int | None = None
+) -> Table:
+    """One line per matrix or pair, whichever is in `column`: where its score starts, is lowest and ends, its course."""
+    heads = [Words(column), "first", "lowest", "at", "last", "baseline", Words("course")]
+    table = Table(heads, title=f"{title}, {_span(steps)}; bars from 0 to 1")
+    by_name: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        by_name.setdefault(row[column], {})[row["step"]] = row
+    bars = 24 if terminal_width is None else max(8, min(24, terminal_width - max(map(len, by_name), default=0) - 45))
+    for name, found in by_name.items():
+        first, last = found[min(found)], found[max(found)]
+        present = [row for row in found.values() if row["score"] is not None]
+        lowest: dict[str, Any] = min(present, key=lambda row: row["score"]) if present else {}
+        course = sparkline([found[step]["score"] if step in found else None for step in steps], can_draw_bars(), bars)
+        reason = next((row["reason"] for row in found.values() if row["reason"]), None)
+        table.lines.append(
+            [
+                name,
+                number(first["score"]),
+                number(lowest.get("score")),
+                str(lowest.get("step", "-")),
+                number(last["score"]),
+                number(next((row["baseline"] for row in present), None)),
+                course + (f"  {reason}" if reason else ""),
+            ]
+        )
+    return table
+
+
+def score_details(rows: Sequence[Row], column: str, numbers: Sequence[str]) -> Table:
+    """One line per step and matrix or pair, with the columns of numbers that are named."""
+    table = Table(["step", "reference", Words(column), *numbers, Words("note")])
+    for row in rows:
+        place = "-" if row["reference"] is None else str(row["reference"])
+        cells = [number(row[name]) for name in numbers]
+        table.lines.append([str(row["step"]), place, row[column], *cells, row["reason"] or ""])
+    return table
+
+
 def spectrum_table(rows: Sequence[Row]) -> Table:
     """Some singular values of one matrix, a line per step."""
     table = Table(["step", "sigma_1", "sigma_2", "sigma_10", "median", "sigma_R", "R", Words("reason")])

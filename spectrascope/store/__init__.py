@@ -21,7 +21,7 @@ see half a file, and many machines can write at once. An existing file is never 
 
 from .directory import open_for_writing, set_aside, step_files, step_path
 from .plain import write_plain
-from .step_file import Record, StepInfo, StepWriter, read_info, read_step, read_vectors
+from .step_file import Record, StepInfo, StepWriter, read_info, read_leading_vectors, read_step, read_vectors
 from .trajectory import Trajectory, open
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "open",
     "open_for_writing",
     "read_info",
+    "read_leading_vectors",
     "read_step",
     "read_vectors",
     "set_aside",

@@ -121,6 +121,23 @@ def read_vectors(info: StepInfo, record: Record, count: int | None = None) -> tu
     return u, v
 
 
+def read_leading_vectors(info: StepInfo, records: list[Record], count: int | None = None) -> dict[str, tuple[Any, Any]]:
+    """The first `count` left and right vectors of several matrices as rows, (k, m) and (k, n) float32, by name.
+
+    The file is opened once. All vectors, for None. Raises StoreDamaged where it is not what was written.
+    """
+    found = {}
+    with reading(info.path) as file:
+        for record in records:
+            k = record.vectors if count is None else min(count, record.vectors)
+            _, left, right = info.offsets[record.name]
+            m, n = record.shape
+            u = file["left"][left : left + k * m].reshape(k, m)
+            v = file["right"][right : right + k * n].reshape(k, n)
+            found[record.name] = (u, v)
+    return found
+
+
 class StepWriter:
     """Writes the file of one step, matrix by matrix in any order; the same bytes come out in every order."""
 

@@ -15,7 +15,7 @@ from ..errors import RequestError, StoreDamaged
 from ..remarks import AVERAGED, describe_refused
 from ..words import choices, listed
 from .directory import step_files
-from .step_file import Record, StepInfo, read_step, read_vectors
+from .step_file import Record, StepInfo, read_leading_vectors, read_step, read_vectors
 
 
 class Trajectory:
@@ -105,6 +105,17 @@ class Trajectory:
         self._require(matrix)
         left, right = read_vectors(self.info(step), self._require_record(matrix, step), count)
         return left.T, right.T
+
+    def leading_vectors(
+        self, step: int, matrices: Sequence[str], count: int | None = None
+    ) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """U (m, k) and V (n, k) of several matrices at a step, as columns, for those that it has.
+
+        k is `count`, or all that the store holds. Raises RequestError for a step that is not there.
+        """
+        info = self.info(step)
+        records = [record for name in matrices if (record := info.record(name)) is not None]
+        return {name: (u.T, v.T) for name, (u, v) in read_leading_vectors(info, records, count).items()}
 
     def _spectrum(self, step: int, record: Record) -> NDArray[np.float64]:
         start = self._info[step].offsets[record.name][0]

@@ -1,0 +1,136 @@
+"""Singular vector agreement (SVA, SPEC section 4) as rows of plain values, one per step and matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..metrics import agreement, rank
+from ..metrics.alignment import LEADING, score
+from ..store import Record, Trajectory
+from .rows import ZERO_MATRIX, Row
+
+Vectors = tuple[NDArray[np.float32], NDArray[np.float32]]
+SAME_BYTES = "the same bytes as at the reference: a copy, no finding"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What steps are compared with: a trajectory, and which of its steps for each step; None where there is none."""
+
+    trajectory: Trajectory
+    step_for: Callable[[int], int | None]
+
+
+def sva_rows(
+    trajectory: Trajectory,
+    steps: Sequence[int],
+    matrices: Sequence[str],
+    reference: Reference,
+    count: int | None = LEADING,
+    subspace: int | None = None,
+) -> list[Row]:
+    """One row per step and matrix, by step and then in the model's order.
+
+    Parameters: `count` is how many entries of the diagonal, None for all that the store has vectors for; `subspace`
+    a number of vectors, of which the overlap is reported as well.
+    """
+    wanted = None if count is None else max(count, subspace or 0)
+    rows: list[Row] = []
+    read: tuple[int | None, dict[str, Vectors]] = (None, {})
+    for step in steps:
+        other_step = reference.step_for(step)
+        mine = trajectory.leading_vectors(step, matrices, wanted)
+        if other_step is not None and read[0] != other_step:
+            read = (other_step, reference.trajectory.leading_vectors(other_step, matrices, wanted))
+        for matrix in matrices:
+            record = trajectory.info(step).record(matrix)
+            if record is not None:
+                row: Row = {"step": step, "reference": other_step, "matrix": matrix}
+                one = _Side(trajectory, step, record, mine[matrix])
+                other = _other_side(reference.trajectory, other_step, matrix, read[1])
+                is_itself = reference.trajectory is trajectory and other_step == step
+                rows.append(row | _compared(one, other, is_itself, count, subspace))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the two matrices of a row."""
+
+    trajectory: Trajectory
+    step: int
+    record: Record
+    vectors: Vectors
+
+    @property
+    def singular_values(self) -> NDArray[np.float64]:
+        return self.trajectory.singular_values(self.record.name, self.step)
+
+    @property
+    def numerical_rank(self) -> int:
+        return int(rank.numerical_rank(self.singular_values, self.record.shape, self.record.dtype))
+
+
+def _other_side(trajectory: Trajectory, step: int | None, matrix: str, read: dict[str, Vectors]) -> _Side | None:
+    record = None if step is None else trajectory.info(step).record(matrix)
+    return None if record is None or step is None else _Side(trajectory, step, record, read[matrix])
+
+
+def _compared(one: _Side, other: _Side | None, is_itself: bool, count: int | None, subspace: int | None) -> Row:
+    row: Row = {"score": None, "baseline": None, "diagonal": None}
+    if subspace is not None:
+        row |= {"left_overlap": None, "right_overlap": None}
+    reason = _reason_for_no_number(one, other)
+    if reason is not None or other is None:
+        return row | {"reason": reason}
+    (u, v), (other_u, other_v) = one.vectors, other.vectors
+    values = agreement.agreement_diagonal(u, v, other_u, other_v)
+    values[min(one.numerical_rank, other.numerical_rank) :] = np.nan
+    row["score"] = _plain(score(values))
+    row["baseline"] = agreement.agreement_baseline(one.record.shape)
+    row["diagonal"] = [_plain(value) for value in values[:count]]
+    if subspace is not None:
+        row["left_overlap"] = _plain(agreement.subspace_overlap(u, other_u, subspace))
+        row["right_overlap"] = _plain(agreement.subspace_overlap(v, other_v, subspace))
+    return row | {"reason": _remark(one, other, is_itself, len(values))}
+
+
+def _reason_for_no_number(one: _Side, other: _Side | None) -> str | None:
+    if other is None:
+        return "not there at the reference"
+    if one.record.reason or other.record.reason:
+        return one.record.reason or f"at the reference: {other.record.reason}"
+    if one.record.shape != other.record.shape:
+        return f"its shape at the reference is {'x'.join(map(str, other.record.shape))}"
+    if one.record.role == "depthwise conv":
+        return "separate filters, of which no singular vectors are kept"
+    if not one.record.vectors or not other.record.vectors:
+        return "no singular vectors are kept: analyse with a --top-k above 0"
+    if not one.singular_values[0] or not other.singular_values[0]:
+        return ZERO_MATRIX
+    return None
+
+
+def _remark(one: _Side, other: _Side, is_itself: bool, kept: int) -> str | None:
+    """What to know about a number that is there."""
+    if not is_itself and one.record.raw_hash == other.record.raw_hash:
+        return SAME_BYTES
+    needed = min(LEADING, one.record.rank)
+    if kept < needed:
+        return f"{kept} singular vectors are kept, and the score asks for {needed}: analyse with a larger --top-k"
+    for side, where in ((one, ""), (other, " at the reference")):
+        close = agreement.close_values(side.singular_values, needed)
+        if close is not None and not is_itself:
+            places = f"sigma_{close[0] + 1} and sigma_{close[1] + 1}"
+            return f"{places}{where} are equal to 1e-6: their vectors are not unique"
+    return None
+
+
+def _plain(value: Any) -> float | None:
+    number = float(value)
+    return number if np.isfinite(number) else None
