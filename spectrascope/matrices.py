@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from .errors import RequestError
-from .roles import EMBEDDINGS, HEADS, fused_halves, role_of
+from .roles import EMBEDDINGS, HEADS, Order, fused_halves, role_of
 from .skipping import reason_to_skip
 from .tensors import TensorInfo, natural_key
 from .words import choices
@@ -124,6 +124,7 @@ def plan(
     wants : whether a matrix of this name is asked for
     ordered : whether the order of `tensors` is the model's, rather than that of sorted names
     """
+    order = Order(tensors, ordered)
     matrices: list[Matrix] = []
     skipped: list[Skipped] = []
     parameters = analysed = 0
@@ -134,13 +135,14 @@ def plan(
         reason, is_buffer = reason_to_skip(info, load)
         parameters += info.size * info.packed if info.holds_weights and not is_buffer else 0
         aliases = tuple(alias for alias, target in tied.items() if target == name)
-        found = [] if reason else [replace(matrix, tied=aliases) for matrix in _matrices(info, tensors, ordered)]
+        found = [] if reason else [replace(matrix, tied=aliases) for matrix in _matrices(info, order)]
         wanted = [matrix for matrix in found if any(map(wants, (matrix.name, *aliases)))]
         matrices += wanted
         analysed += min(info.size, sum(matrix.size for matrix in wanted))  # a part and its whole share their numbers
         if not wanted:
             is_refused = info.kind == "refused" and wants(name)
-            skipped.append(Skipped(name, info.shape, info.dtype, reason or LEFT_OUT, is_refused))
+            left_out = LEFT_OUT if found else "a stack whose matrices would have the names of other tensors"
+            skipped.append(Skipped(name, info.shape, info.dtype, reason or left_out, is_refused))
     return Plan(matrices, skipped, analysed / parameters if parameters else 0.0)
 
 
@@ -175,15 +177,18 @@ def _place(name: str) -> int:
     return 2 if HEADS.intersection(parts) else 0 if EMBEDDINGS.intersection(parts) else 1
 
 
-def _matrices(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> list[Matrix]:
+def _matrices(info: TensorInfo, order: Order) -> list[Matrix]:
     """The matrices that a tensor holds: itself, the experts of a stack, the whole and the parts of a fused one."""
-    role = role_of(info, tensors, ordered)
+    tensors = order.tensors
+    role = role_of(info, order)
     whole = Matrix(info.name, info.name, _shape(info, role.name), info.dtype, role.name, role.guessed)
     whole = replace(whole, made_of=info.made_of)
     if role.name == "expert":
-        return [replace(whole, name=f"{info.name}[{i}]", expert=i) for i in range(info.shape[0])]
+        names = [f"{info.name}[{i}]" for i in range(info.shape[0])]
+        is_taken = not tensors.keys().isdisjoint(names)
+        return [] if is_taken else [replace(whole, name=name, expert=i) for i, name in enumerate(names)]
     halves = fused_halves(info, tensors)
-    if halves is None:
+    if halves is None or any(f"{info.name}[{part}]" in tensors for part in halves):
         return [whole]
     half = info.shape[0] // 2
     return [whole] + [

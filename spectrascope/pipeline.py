@@ -187,8 +187,14 @@ class _Run:
         }
         trajectory.matrices = [name for name in trajectory.matrices if name in wanted]
         trajectory.warnings[:0] = self.warnings
-        trajectory.failures[:0] = self.failures
+        trajectory.failures = self.failures + [one for one in trajectory.failures if self._concerns(one, trajectory)]
         return trajectory
+
+    def _concerns(self, failure: dict[str, Any], trajectory: Trajectory) -> bool:
+        """Whether a failure that the store knows of is one of what was asked for."""
+        if failure["matrix"] is not None or failure["step"] not in trajectory.steps:
+            return True
+        return any(self.settings.wants(name) for name, _ in trajectory.info(failure["step"]).refused)
 
     def _nothing(self) -> SpectrascopeError:
         """Why no step was analysed."""

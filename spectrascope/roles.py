@@ -39,11 +39,35 @@ RECURRENT = re.compile(r"weight_(?:ih|hh)_l\d+(?:_reverse)?$")
 # A place among experts after the word (`experts.3.w1`) means that they are apart.
 EXPERTS = re.compile(r"(?:^|\.)(?:\w+_)?(?:experts|moe)\.(?!.*\bexperts\.)(?!\d)(?!.*conv)", re.IGNORECASE)
 DEPTHWISE = re.compile(
-    r"(?:^|[._])(?:dw|depth_?wise)(?:_?conv)?\d*[._]|(?:^|[._])(?:conv_?dw|dwc)\d*[._]|(?:mixer|_attn|ssm)\.conv1d\.",
+    r"(?:^|[._])(?:dw_?conv|conv_?dw|depth_?wise(?:_?conv)?)\d*[._]"
+    r"|(?:mixer|mamba|_attn|ssm|temporal_block)\.conv_?1d\.|[._][qkv]_conv1d\.|(?:^|\.)short_conv\.",
     re.IGNORECASE,
 )
 # The halves of the rows of a fused projection. OLMo's `ff_proj` has the values first: x, gate = ff_proj(x).chunk(2).
 FUSED = {"gate_up_proj": ("gate", "up"), "ff_proj": ("up", "gate")}
+
+
+class Order:
+    """The tensors of a model, and what stands before each of its weights.
+
+    `ordered` tells that they are in the model's order, rather than sorted by their names.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], ordered: bool = True) -> None:
+        self.tensors = tensors
+        self.ordered = ordered
+        self._before: dict[str, tuple[TensorInfo | None, bool]] = {}
+        before: TensorInfo | None = None
+        is_first_conv = True
+        for name, info in tensors.items():
+            self._before[name] = (before, is_first_conv)
+            if len(info.shape) > 1 and info.kind == "parameter" and info.problem is None:
+                before = info
+                is_first_conv = is_first_conv and len(info.shape) == 2
+
+    def before(self, name: str) -> tuple[TensorInfo | None, bool]:
+        """The weight before a tensor, and whether no convolution is."""
+        return self._before[name]
 
 
 @dataclass(frozen=True)
@@ -64,15 +88,12 @@ def is_bias_of_experts(info: TensorInfo) -> bool:
     return len(info.shape) == 2 and EXPERTS.search(info.name) is not None and info.name.endswith("bias")
 
 
-def role_of(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool = True) -> Role:
-    """The role of a tensor of two to five dimensions among those of its model.
-
-    `ordered` tells that they are in the model's order, rather than sorted by their names.
-    """
+def role_of(info: TensorInfo, order: Order) -> Role:
+    """The role of a tensor of two to five dimensions among those of its model."""
     if is_expert_stack(info):
         return Role("expert")
     if len(info.shape) > 2:
-        return _conv_role(info, tensors, ordered)
+        return _conv_role(info, order)
     if RECURRENT.search(info.name):
         return Role("recurrent")
     parts = set(info.name.split("."))
@@ -97,36 +118,30 @@ def fused_halves(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tuple[s
     return FUSED[last]
 
 
-def _conv_role(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> Role:
+def _conv_role(info: TensorInfo, order: Order) -> Role:
     """A bias as long as one axis only tells which axis is the output; else the name may; else conv is a guess."""
-    bias = tensors.get(info.name.removesuffix("weight") + "bias")
+    bias = order.tensors.get(info.name.removesuffix("weight") + "bias")
     out_of = {info.shape[0]: "conv", info.shape[1]: "transposed conv"}
     told = out_of.get(bias.shape[0]) if bias is not None and len(out_of) == 2 and bias.shape[0:1] else None
     if told == "transposed conv" or (told is None and TRANSPOSED_CONV.search(info.name)):
         return Role("transposed conv")
     if info.shape[1] == 1 < info.shape[0]:
-        return _depthwise_or_conv(info, tensors, ordered)
+        return _depthwise_or_conv(info, order)
     return Role("conv", guessed=told is None)
 
 
-def _depthwise_or_conv(info: TensorInfo, tensors: Mapping[str, TensorInfo], ordered: bool) -> Role:
+def _depthwise_or_conv(info: TensorInfo, order: Order) -> Role:
     """(c, 1, k...) reads c maps one by one where its predecessor gives c; the first conv of a net reads the input.
 
     Names may say so. Where they are sorted and not in the model's order, a predecessor is one of the same block.
     """
     if DEPTHWISE.search(info.name):
         return Role("depthwise conv")
-    before = None
-    is_first_conv = True
-    for name, other in tensors.items():
-        if name == info.name:
-            break
-        if len(other.shape) > 1 and other.kind == "parameter" and other.problem is None:
-            before = other
-            is_first_conv = is_first_conv and len(other.shape) == 2
+    before, is_first_conv = order.before(info.name)
+    follows = before is not None and before.shape[0] == info.shape[0]
     if before is None or is_first_conv:
-        return Role("conv", guessed=not ordered)
-    is_predecessor = before.shape[0] == info.shape[0] and (ordered or _in_one_block(before.name, info.name))
+        return Role("conv", guessed=follows or not order.ordered)
+    is_predecessor = follows and (order.ordered or _in_one_block(before.name, info.name))
     return Role("depthwise conv") if is_predecessor else Role("conv", guessed=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -178,6 +179,12 @@ def test_depthwise_convolutions_of_real_models(ordered: bool) -> None:
     assert conformer["l.0.conv.depthwise_conv"] == "depthwise conv"
     mamba = roles(layers__0__mixer__in_proj=(32, 8), layers__0__mixer__conv1d=(16, 1, 4))
     assert mamba["layers.0.mixer.conv1d"] == "depthwise conv"
+    jamba = roles(layers__0__mamba__in_proj=(32, 8), layers__0__mamba__conv1d=(16, 1, 4))
+    assert jamba["layers.0.mamba.conv1d"] == "depthwise conv"
+    unknown = roles(layers__0__inp=(16, 8), layers__0__conv=(16, 1, 4))
+    assert unknown["layers.0.conv"] == "conv (guessed)", "it reads 16 maps, or is the first conv of a net"
+    down = roles(dw1=(64, 1, 3, 3), dw2=(8, 64, 3, 3))
+    assert down["dw1"] == ("conv" if ordered else "conv (guessed)"), "dw may mean down"
     lenet = roles(conv1=(6, 1, 5, 5), conv2=(16, 6, 5, 5), fc1=(120, 400))
     assert lenet["conv1"] == ("conv" if ordered else "conv (guessed)")
     grey = roles(encoder__0=(32, 1, 3, 3), encoder__2=(32, 32, 3, 3), decoder__0=(32, 32, 3, 3))
@@ -197,6 +204,22 @@ def test_names_in_brackets_can_be_matched() -> None:
     parts = {"gate_up_proj.weight": TensorInfo("gate_up_proj.weight", (8, 3), "float32")}
     alone = plan(parts, {}, dict[str, torch.Tensor]().__getitem__, lambda name: selected(name, ["*[gate]"], []))
     assert alone.coverage == 0.5
+
+
+def test_names_that_the_parts_of_others_would_have() -> None:
+    shapes = {"experts.w": (2, 3, 4), "experts.w[0]": (4, 5)}
+    infos = {name: TensorInfo(name, shape, "float32") for name, shape in shapes.items()}
+    found = plan(infos, {}, dict[str, torch.Tensor]().__getitem__)
+    assert [m.name for m in found.matrices] == ["experts.w[0]"]
+    reasons = [one.reason for one in found.skipped]
+    assert reasons == ["a stack whose matrices would have the names of other tensors"]
+
+
+def test_many_convolutions_are_planned_in_one_pass() -> None:
+    infos = {f"l.{i}.weight": TensorInfo(f"l.{i}.weight", (2, 1, 3), "float32") for i in range(20_000)}
+    start = time.monotonic()
+    assert len(plan(infos, {}, dict[str, torch.Tensor]().__getitem__).matrices) == 20_000
+    assert time.monotonic() - start < 10
 
 
 def test_expert_stacks_are_known_by_name() -> None:

@@ -30,6 +30,8 @@ BEFORE = frozenset(["module", "model", "net", "network", *WRAPPERS])
 # ema-pytorch keeps the live model under this name.
 ONLINE = "online_model"
 COUNTER = "n_averaged"
+SEPARATOR = re.compile(r"[./]")
+DEEPEST = 30  # parts of a name
 
 
 def is_average(key: str) -> bool:
@@ -43,14 +45,48 @@ def average_of(key: str) -> str:
 
 
 def mark_averages(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The tensors, those of an average marked as such by their names or by a counter of averages beside them."""
+    """The tensors, those of an average marked as such: by a counter of averages beside them, or by their names.
+
+    A name tells where some weight under it has a live one that it may be of, or where there is no other weight.
+    """
     counted = _counted(tensors)
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for name, info in tensors.items():
+        rest = _after_average(name)
+        if info.kind == "parameter" and rest != name:
+            groups[name.removesuffix(rest)].append(name)
+    named = {name for names in groups.values() for name in names}
+    live = [name for name, info in tensors.items() if info.kind == "parameter" and name not in named]
+    ends = _ends(name for name in live if len(tensors[name].shape) > 1)
+    averages = {
+        name
+        for prefix, names in groups.items()
+        if not ends or any(_matches(one.removeprefix(prefix), ends) for one in names)
+        for name in names
+    }
 
     def marked(info: TensorInfo) -> TensorInfo:
-        is_one = info.name.startswith(counted) or _after_average(info.name) != info.name
+        is_one = info.name in averages or info.name.startswith(counted)
         return replace(info, kind="average") if is_one and info.kind == "parameter" else info
 
     return {name: marked(info) for name, info in tensors.items()}
+
+
+def _ends(names: Iterable[str]) -> dict[str, set[str]]:
+    """What names end in, with their dots and without, and the names that do; the last part alone tells nothing."""
+    ends: defaultdict[str, set[str]] = defaultdict(set)
+    for name in names:
+        parts = SEPARATOR.split(name)
+        for start in range(max(0, len(parts) - DEEPEST), max(len(parts) - 1, 1)):
+            ends[".".join(parts[start:])].add(name)
+            ends["".join(parts[start:])].add(name)
+    return ends
+
+
+def _matches(name: str, ends: Mapping[str, set[str]]) -> bool:
+    """Whether a name, less its wrappers, is the end of another."""
+    (bare,) = without_wrappers([SEPARATOR.sub(".", name)]).values()
+    return bare in ends
 
 
 def _counted(names: Iterable[str]) -> tuple[str, ...]:
@@ -61,10 +97,11 @@ def _counted(names: Iterable[str]) -> tuple[str, ...]:
 def _after_average(name: str, counted: tuple[str, ...] = ()) -> str:
     """What follows the part of a name that says it is of an average; the name itself where none does."""
     name = name.removeprefix(next((start for start in counted if name.startswith(start)), ""))
-    parts = name.split(".")
-    for place, part in enumerate(parts[:-1]):
+    place = 0
+    for part in SEPARATOR.split(name)[:-1]:
+        place += len(part) + 1
         if AVERAGE_PART.match(part):
-            return ".".join(parts[place + 1 :])
+            return name[place:]
         if part not in BEFORE:
             break
     return name
@@ -119,15 +156,11 @@ def _live_names(names: list[str], live: list[str]) -> dict[str, str]:
     counted = _counted(names)
     inner = {name: _after_average(name, counted) for name in names}
     bare = without_wrappers(inner.values())
-    ends: defaultdict[str, set[str]] = defaultdict(set)
-    for one in live:
-        parts = one.split(".")
-        for start in range(len(parts)):
-            ends[".".join(parts[start:])].add(one)
-            ends["".join(parts[start:])].add(one)
+    ends = _ends(live)
 
     def live_name(name: str) -> str:
-        found = {name} & ends[name] or ends[name]
+        dotted = SEPARATOR.sub(".", name)
+        found = {name} & ends.get(dotted, set()) or ends.get(dotted, set())
         return next(iter(found)) if len(found) == 1 else name
 
     return {name: live_name(bare[one]) for name, one in inner.items()}

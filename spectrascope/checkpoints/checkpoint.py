@@ -17,7 +17,7 @@ from .container import Container
 from .effective import Beside, resolve
 from .names import without_wrappers
 from .placeholders import refuse_without_values
-from .training_state import is_moment
+from .training_state import is_of_an_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -150,7 +150,7 @@ def hash_tensor(tensor: torch.Tensor) -> str:
 
 
 def _without_moments(info: TensorInfo) -> TensorInfo:
-    if info.kind == "parameter" and is_moment(info.name):
+    if info.kind == "parameter" and is_of_an_optimizer(info.name):
         return replace(info, kind="other", problem="of an optimizer")
     return info
 

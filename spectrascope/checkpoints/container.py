@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 from ..errors import CheckpointError
 from ..tensors import TensorInfo
 from .foreign import refuse_foreign
+from .payload import Payload
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -88,8 +90,19 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
     return TensorInfo(name, shape, dtype, storage=view if tensor.numel() else None)
 
 
-def describe_left_out(left_out: Mapping[str, str], tensors: Collection[str]) -> list[TensorInfo]:
-    """Entries of a file that are no tensors of its model, so that they are listed as skipped."""
-    return [
-        TensorInfo(key, (), "-", problem=reason, kind="other") for key, reason in left_out.items() if key not in tensors
+def describe_payload(
+    found: Payload, describe: Callable[[str, torch.Tensor], TensorInfo] = describe_tensor
+) -> list[TensorInfo]:
+    """All that a payload holds: the model's tensors, those of averages, and what is left out, to be listed."""
+    model = [describe(name, tensor) for name, tensor in found.tensors.items()]
+    averages = [
+        replace(describe(name, tensor), kind="average")
+        for name, tensor in found.averages.items()
+        if name not in found.tensors
     ]
+    left_out = [
+        TensorInfo(key, (), "-", problem=reason, kind="other")
+        for key, reason in found.left_out.items()
+        if key not in found.all
+    ]
+    return model + averages + left_out

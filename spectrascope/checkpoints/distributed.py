@@ -11,7 +11,7 @@ import torch
 
 from ..errors import CheckpointError, unreadable
 from ..tensors import TensorInfo
-from .container import describe_left_out, require_content
+from .container import describe_payload, require_content
 from .metadata import METADATA, Metadata, Place, ShardedTensor, read_metadata
 from .payload import Payload, find_state_dict, step_in
 
@@ -38,11 +38,7 @@ class DistributedDirectory:
 
     def tensors(self) -> list[TensorInfo]:
         self._read()
-        infos = [
-            TensorInfo(name, tuple(stub.shape), str(stub.dtype).removeprefix("torch."))
-            for name, stub in self._found.all.items()
-        ]
-        return infos + describe_left_out(self._found.left_out, self._found.all)
+        return describe_payload(self._found, _describe)
 
     def load(self, name: str, index: int | None = None) -> torch.Tensor:
         stored = self._stored(name)
@@ -93,3 +89,7 @@ class DistributedDirectory:
             raise
         except Exception as error:  # a pickle can fail with any exception; each is a fault of the file
             raise CheckpointError(part, unreadable(error)) from error
+
+
+def _describe(name: str, stub: torch.Tensor) -> TensorInfo:
+    return TensorInfo(name, tuple(stub.shape), str(stub.dtype).removeprefix("torch."))

@@ -44,6 +44,7 @@ FLAX = Foreign(
 )
 TENSORFLOW = Foreign("a TensorFlow file", "save its weights with safetensors.tensorflow.save_file")
 NEMO = Foreign("a NeMo archive", "unpack it (`tar xf FILE`) and analyse the model_weights.ckpt in it")
+ARCHIVE = Foreign("a tar archive", "unpack it (`tar xf FILE`) and analyse what is in it")
 PADDLE = Foreign("a Paddle file", "in Python: safetensors.paddle.save_file(paddle.load(FILE), OUT)")
 COMPILED = Foreign("a compiled model", "analyse the checkpoint that it was made from")
 PART = Foreign("one part of a torch.distributed.checkpoint", "name the directory that it is in")
@@ -65,10 +66,12 @@ SUFFIXES = {
     ".pt2": EXPORTED,
     ".msgpack": FLAX,
     ".nemo": NEMO,
+    ".tar": ARCHIVE,
     ".tflite": COMPILED,
     ".pb": TENSORFLOW,
     ".index": TENSORFLOW,
     ".pkl": PICKLE,
+    ".pickle": PICKLE,
     ".joblib": PICKLE,
     ".npy": ARRAY,
     ".pdparams": PADDLE,

@@ -11,8 +11,8 @@ import torch
 
 from ..errors import CheckpointError
 from ..tensors import TensorInfo
-from .container import describe_left_out, describe_tensor
-from .payload import find_state_dict
+from .container import describe_payload
+from .payload import Payload, find_state_dict
 
 
 class StateDict:
@@ -26,15 +26,17 @@ class StateDict:
     def __init__(self, state_dict: Mapping[str, Any], label: str) -> None:
         self.path = Path(label)
         found = find_state_dict(state_dict, label)
-        self._left_out = found.left_out
-        self._tensors = {name: self._tensor(name, value) for name, value in found.all.items()}
+        self._found = Payload(
+            {name: self._tensor(name, value) for name, value in found.tensors.items()},
+            {name: self._tensor(name, value) for name, value in found.averages.items()},
+            found.left_out,
+        )
 
     def tensors(self) -> list[TensorInfo]:
-        found = [describe_tensor(name, tensor) for name, tensor in self._tensors.items()]
-        return found + describe_left_out(self._left_out, self._tensors)
+        return describe_payload(self._found)
 
     def load(self, name: str, index: int | None = None) -> torch.Tensor:
-        tensor = self._tensors[name]
+        tensor: torch.Tensor = self._found.all[name]
         return (tensor if index is None else tensor[index]).cpu()
 
     def step(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
@@ -41,9 +42,9 @@ class Payload:
     averages: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def all(self) -> dict[str, Any]:
-        """The tensors of the model and of averages."""
+        """The tensors of the model and of averages, once all are found."""
         return self.tensors | self.averages
 
 
@@ -96,6 +97,7 @@ class _Search:
         self._path = path
         self._visits: list[str] = outer._visits if outer else []
         self._holding: dict[int, bool] = outer._holding if outer else {}
+        self._averages: set[int] = set()
 
     def tensors_of(self, payload: Mapping[Any, Any], prefix: str = "", is_inside: bool = False) -> dict[str, Any]:
         """The model's tensors in a dict and in those inside it; averages and what is left out are noted.
@@ -127,10 +129,11 @@ class _Search:
         self._leave_out(others, prefix, "not of the model: training state, or under no name")
         if not mine and len(inner) == 1 and not is_inside:
             return next(iter(inner.values()))
-        below = {f"{key}.{name}": tensor for key, found in inner.items() for name, tensor in found.items()}
-        if twice := mine.keys() & below.keys():
-            raise CheckpointError(self._path, f"holds two tensors of one name, {prefix}{min(twice)}")
-        return mine | below
+        for key, found in inner.items():
+            for name, tensor in found.items():
+                if mine.setdefault(f"{key}.{name}", tensor) is not tensor:
+                    raise CheckpointError(self._path, f"holds two tensors of one name, {prefix}{key}.{name}")
+        return mine
 
     def _note_average(self, payload: Mapping[Any, Any], prefix: str, model: str) -> None:
         """ema-pytorch keeps the average as `ema_model.*`, beside the live model once more.
@@ -142,11 +145,13 @@ class _Search:
         own = {name: tensor for name, tensor in tensors.items() if is_average(name.partition(".")[0])}
         tensors = {name.partition(".")[2]: tensor for name, tensor in own.items()} or tensors
         tensors = {name.removeprefix("ema."): one for name, one in inside.found.averages.items()} or tensors
+        if tensors:
+            self._averages.add(id(payload))
         self.found.averages |= {f"ema.{model}{name}": tensor for name, tensor in tensors.items()}
 
     def _leave_out(self, payload: Mapping[Any, Any], prefix: str, reason: str) -> None:
         for key, value in payload.items():
-            if self._holds(value) and not _is_average(key, value):
+            if self._holds(value) and id(value) not in self._averages:
                 self.found.left_out[f"{prefix}{key}"] = reason
 
     def _holds(self, value: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import CheckpointError, unreadable
 from ..tensors import TensorInfo
-from .container import describe_left_out, describe_tensor, require_content
+from .container import describe_payload, require_content
 from .foreign import refuse_foreign_archive
 from .mapped import copied
 from .payload import Payload, find_state_dict, step_in
@@ -72,8 +72,7 @@ class TorchFile:
     def tensors(self) -> list[TensorInfo]:
         with self._lock:
             found = self._state_dict()
-            tensors = [describe_tensor(name, tensor) for name, tensor in found.all.items()]
-            return tensors + describe_left_out(found.left_out, found.all)
+            return describe_payload(found)
 
     def load(self, name: str, index: int | None = None) -> torch.Tensor:
         with self._lock:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 
 NOT_THE_MODEL = re.compile(
-    r"(?:^|_)(?:optim\w*|lr|sched\w*|\w*scaler|scaling|rng|random|loops|callbacks|hparams)(?:_|$)",
+    r"(?:^|_)(?:optim\w*|sched\w*|\w*scaler|scaling|rng|loops|callbacks|hparams)(?:_|$)|^lr$|^random(?:_states?)?$",
     re.IGNORECASE,
 )
 MOMENTS = re.compile(r"(?:^|[./])(?:exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer)(?:[./]|$)")
-# The first part of a flat name.
-OPTIMIZER = re.compile(r"(?:optimizers?|optim|opt|opt_state|optimizer_states?)(?:_\d+)?[./]", re.IGNORECASE)
+# What flat names of optimizers begin with; `opt.` alone may be a model.
+OPTIMIZER = re.compile(
+    r"(?:optimizers?|optim|opt_state|optimizer_states?)(?:_\d+)?[./]|opt[./](?:state|mu|nu|count|param_groups|\d+)[./]"
+    r"|(?:mu|nu)/|(?:.*/)?(?:opt_state|param_states)/",
+    re.IGNORECASE,
+)
 
 
 def is_training_state(key: str) -> bool:
@@ -20,4 +24,9 @@ def is_training_state(key: str) -> bool:
 
 def is_moment(name: str) -> bool:
     """Whether a tensor is an optimizer's, by its own name."""
-    return MOMENTS.search(name) is not None or OPTIMIZER.match(name) is not None
+    return MOMENTS.search(name) is not None
+
+
+def is_of_an_optimizer(name: str) -> bool:
+    """Whether a tensor of a file that has no levels is an optimizer's, by its whole name."""
+    return is_moment(name) or OPTIMIZER.match(name) is not None

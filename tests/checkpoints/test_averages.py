@@ -116,6 +116,21 @@ def test_an_average_under_wrappers(tmp_path: Path) -> None:
     assert torch.equal(opened(tmp_path / "m.pt").load("fc.weight"), E)
 
 
+def test_averages_in_archives_with_slashes(tmp_path: Path) -> None:
+    arrays = {"target/fc/kernel": W, "ema/fc/kernel": E, "mu/fc/kernel": W, "opt_state/0/nu/fc/kernel": W}
+    np.savez(tmp_path / "m.npz", **{name: one.numpy() for name, one in arrays.items()})
+    assert torch.equal(opened(tmp_path / "m.npz", "averaged").load("target/fc/kernel"), E)
+    tensors = opened(tmp_path / "m.npz").tensors
+    assert [name for name, info in tensors.items() if info.problem is None] == ["target/fc/kernel"]
+
+
+@pytest.mark.parametrize("name", ["ema_attn.q.weight", "model.ema_block.fc.weight", "swa.weight", "q_ema.fc.weight"])
+def test_layers_that_are_called_like_an_average(tmp_path: Path, name: str) -> None:
+    torch.save({name: W, "head.weight": E}, tmp_path / "m.pt")
+    checkpoint = opened(tmp_path / "m.pt")
+    assert all(info.kind == "parameter" for info in checkpoint.tensors.values())
+
+
 def test_names_that_only_look_like_an_average(tmp_path: Path) -> None:
     names = ["swa_blocks.0.weight", "gemma.fc.weight", "schema.weight", "layers.0.ema.weight", "emag.weight"]
     save_file({name: W.clone() for name in names}, tmp_path / "m.safetensors")

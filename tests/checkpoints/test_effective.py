@@ -153,8 +153,13 @@ def test_functions_that_the_file_does_not_hold(tmp_path: Path) -> None:
 def test_pruned_weight_norm_is_refused(tmp_path: Path) -> None:
     layer = prune.random_unstructured(old_weight_norm(torch.nn.Linear(6, 5)), "weight_v", 0.5)
     checkpoint = saved(tmp_path, layer)
-    assert "pruned below its weight norm" in refused(checkpoint)["weight_v_orig"]
-    assert "weight_v" not in matrices_of(checkpoint)
+    assert "pruned below another parametrisation" in refused(checkpoint)["weight_v_orig"]
+    assert matrices_of(checkpoint) == []
+    layer = parametrizations.weight_norm(torch.nn.Linear(6, 5))
+    prune.random_unstructured(layer.parametrizations.weight, "original1", 0.5)
+    checkpoint = saved(tmp_path, layer)
+    assert matrices_of(checkpoint) == []
+    assert any("pruned below another parametrisation" in reason for reason in refused(checkpoint).values())
 
 
 def test_functions_of_vectors_and_numbers_are_nothing_to_refuse(tmp_path: Path) -> None:
@@ -287,6 +292,9 @@ def test_factors_beside_the_weight_that_they_change(tmp_path: Path) -> None:
     )
     assert matrices_of(checkpoint) == []
     assert "beside the weight that it changes; merge it" in refused(checkpoint)["fc.lora_A.weight"]
+    checkpoint = adapter(tmp_path, ADAPTER | {"fc.weight": mat([1.0], 8, 6)})
+    assert matrices_of(checkpoint) == []
+    assert list(refused(checkpoint)) == ["fc.lora_A.weight"]
 
 
 def test_layers_saved_whole(tmp_path: Path) -> None:

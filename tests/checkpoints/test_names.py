@@ -99,7 +99,24 @@ def test_layers_of_a_nested_model_may_have_any_name() -> None:
 
 def test_two_tensors_of_one_name_are_an_error() -> None:
     with pytest.raises(CheckpointError, match=r"two tensors of one name, encoder\.weight"):
-        find_state_dict({"encoder.weight": W, "encoder": {"weight": W}}, "x.pt")
+        find_state_dict({"encoder.weight": W, "encoder": {"weight": 2 * W}}, "x.pt")
+    with pytest.raises(CheckpointError, match=r"two tensors of one name, a\.b\.c"):
+        find_state_dict({"a": {"b.c": W}, "a.b": {"c": 2 * W}}, "x.pt")
+
+
+def test_models_whose_names_look_like_training_state() -> None:
+    for payload in (
+        {"opt.decoder.fc.weight": W, "opt.lm_head.weight": W},
+        {"model": {"opt.decoder.fc.weight": W, "opt.lm_head.weight": W}, "optimizer": {"state": {0: {"exp_avg": W}}}},
+    ):
+        assert list(find_state_dict(payload, "x.pt").tensors) == ["opt.decoder.fc.weight", "opt.lm_head.weight"]
+    nested = {"lr_encoder": {"a": W}, "hr_encoder": {"a": W}, "random_proj": {"a": W}}
+    assert list(find_state_dict(nested, "x.pt").tensors) == ["lr_encoder.a", "hr_encoder.a", "random_proj.a"]
+
+
+def test_an_average_without_names_is_listed() -> None:
+    found = find_state_dict({"model": {"fc.weight": W}, "ema": {"shadow_params": [W]}}, "x.pt")
+    assert list(found.left_out) == ["ema"]
 
 
 @pytest.mark.parametrize("payload", [{"epoch": 3, "optimizer": {"exp_avg": W}}, {}, [W], W, 3])

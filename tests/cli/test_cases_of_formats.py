@@ -214,6 +214,7 @@ def test_case_19_codes_of_few_bits_are_refused_by_name(case: Path, analyze: Any,
     # Who does not ask for it does not hear of it.
     assert cli("analyze", case, "-o", "embed.spectra", "--match", "embed*").code == 0
     assert cli("rank", "embed.spectra").code == 0
+    assert cli("analyze", case, "-o", STORE, "--match", "embed*").code == 0
     save_file(codes, case / "model.safetensors")
     alone = cli("analyze", case, "-o", "other.spectra")
     assert alone.code == 1

@@ -25,8 +25,10 @@ def masked(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
     for name, info in tensors.items():
         stem = name.removesuffix("_orig")
         mask = tensors.get(f"{stem}_mask")
-        if mask is not None and stem != name and _is_part_of_weight_norm(stem, tensors):
-            yield Refused(name, "pruned below its weight norm; call prune.remove before saving", (mask.name,))
+        beside_it = _other_part_of_weight_norm(stem, tensors)
+        if mask is not None and stem != name and (beside_it or PARAMETRIZATION.match(stem)):
+            reason = "pruned below another parametrisation; call prune.remove before saving"
+            yield Refused(name, reason, (mask.name, *beside_it))
             continue
         is_masked = stem != name or (name.endswith("weight") and f"{name}_orig" not in tensors)
         if is_masked and mask is not None and mask.shape == info.shape:
@@ -86,10 +88,11 @@ def parametrizations(tensors: Tensors, beside: Beside) -> Iterator[Effective | R
             yield Refused(first, f"re-parametrised by a function that the file does not hold; {WAY_OUT}", others)
 
 
-def _is_part_of_weight_norm(name: str, tensors: Tensors) -> bool:
-    """Whether a pruned `weight_v` or `weight_g` has the other beside it, pruned or not."""
-    other = name[:-1] + {"v": "g", "g": "v"}.get(name[-1:], "")
-    return name[-2:] in ("_v", "_g") and (other in tensors or f"{other}_orig" in tensors)
+def _other_part_of_weight_norm(name: str, tensors: Tensors) -> tuple[str, ...]:
+    """What there is of `weight_g` beside a pruned `weight_v`, or the other way round."""
+    other = {"_v": "_g", "_g": "_v"}.get(name[-2:])
+    names = [f"{name[:-2]}{other}{end}" for end in ("", "_orig", "_mask")] if other else []
+    return tuple(one for one in names if one in tensors)
 
 
 def _is_size_of(size: tuple[int, ...], direction: tuple[int, ...]) -> bool:

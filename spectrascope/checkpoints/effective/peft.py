@@ -58,7 +58,7 @@ def of_peft(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refused]:
     config = _config(beside)
     several = len({adapter for _, adapter in layers}) > 1
     for (layer, adapter), factors in layers.items():
-        base = tensors.get(layer + BASE)
+        base = tensors.get(layer + BASE) or tensors.get(f"{layer}.weight")
         also = tuple(biases[layer]) + ((base.name,) if base is not None else ())
         if reason := _reason_to_refuse(layer, factors, base, config):
             name, *others = (info.name for info in factors.values())
