@@ -26,6 +26,13 @@ SourcesArgument = Annotated[
     typer.Argument(metavar="SOURCE...", help="A directory of checkpoints, checkpoint files, or - for paths on stdin."),
 ]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store that `spectrascope analyze` made.")]
+StoresArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="STORE...", help="A store that `spectrascope analyze` made; several with --aggregate."),
+]
+AggregateOption = Annotated[
+    bool, typer.Option("--aggregate", help="Mean and standard deviation over several stores, such as seeds.")
+]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to write the rows to stdout.")]
 StepsOption = Annotated[
     str,

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import NothingAnalysed
+from ..errors import NothingAnalysed, RequestError
 from ..store import Trajectory
 from ..store import open as open_store
 from ._output import Output, failure_line
+
+
+def open_several(stores: list[Path], aggregate: bool, output: Output) -> list[Trajectory]:
+    """The stores of a report. Raises RequestError for several of which no mean is asked for."""
+    if len(stores) > 1 and not aggregate:
+        raise RequestError("several stores are reported together with --aggregate: their mean and standard deviation")
+    return [open_with_steps(store, output) for store in stores]
+
+
+def shared_warnings(trajectories: list[Trajectory]) -> list[str]:
+    """The warnings of stores, each once."""
+    return list(dict.fromkeys(warning for one in trajectories for warning in one.warnings))
 
 
 def open_with_steps(store: Path, output: Output) -> Trajectory:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import NothingAnalysed, RequestError
-from ..report.rows import rank_rows
+from ..report.rows import failures_among, rank_rows
 from ..words import counted
 from ._options import (
     DebugOption,
@@ -26,7 +26,7 @@ from ._options import (
 )
 from ._output import Output
 from ._progress import AnalysisProgress
-from .rank import report_ranks
+from .rank import COLUMNS, rank_table
 
 
 def analyze(
@@ -94,13 +94,12 @@ def analyze(
     if failed:
         output.say(f"{len(trajectory.steps)} of {counted(len(trajectory.steps) + failed, 'checkpoint')} analysed")
     rows = rank_rows(trajectory, trajectory.steps, trajectory.matrices)
-    return report_ranks(
-        trajectory,
-        rows,
-        trajectory.steps,
-        trajectory.matrices,
-        output,
+    return output.rows(
         "analyze",
-        source=", ".join(sources),
-        details=False,
+        ", ".join(sources),
+        rows,
+        columns=COLUMNS,
+        tables=lambda: [rank_table(rows, trajectory.steps, False, output)],
+        warnings=trajectory.warnings,
+        failures=failures_among(trajectory, trajectory.steps, trajectory.matrices),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +10,15 @@ import typer
 
 from ..errors import RequestError
 from ..matrices import require_match
+from ..report.aggregate import aggregate as mean_rows
+from ..report.aggregate import columns_of
 from ..report.figures import rank_heat_map, require_plottable
 from ..report.rows import RANK_COLUMNS, Row, failures_among, rank_rows, require_rows
-from ..report.tables import rank_details, rank_summary
+from ..report.tables import Table, rank_details, rank_summary
 from ..report.training_metrics import read_training_metrics
 from ..steps import select_steps
-from ..store import Trajectory
 from ._options import (
+    AggregateOption,
     DebugOption,
     Format,
     FormatOption,
@@ -24,14 +27,16 @@ from ._options import (
     PlotOption,
     QuietOption,
     StepsOption,
-    StoreArgument,
+    StoresArgument,
 )
 from ._output import Output
-from ._store import open_with_steps
+from ._store import open_several, shared_warnings
+
+COLUMNS = ["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "sparsity", "made_of", "reason"]
 
 
 def rank(
-    store: StoreArgument,
+    stores: StoresArgument,
     matrix: MatrixOption = None,
     steps: StepsOption = "all",
     step: Annotated[
@@ -45,6 +50,7 @@ def rank(
         typer.Option("--metrics", metavar="CSV", help="Training metrics (a column `step`) to draw above the heat map."),
     ] = None,
     log_steps: LogStepsOption = False,
+    aggregate: AggregateOption = False,
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -52,7 +58,8 @@ def rank(
     """Effective rank, norms and numerical rank of every matrix over time, from a store.
 
     The table has one line per matrix; --step, --matrix or --all open it up. JSON, JSONL and CSV have a row per step
-    and matrix with every column. --plot draws matrices by depth x steps, coloured by normalised effective rank.
+    and matrix with every column; --aggregate gives the mean of each over several stores, and its standard deviation
+    as NAME_std. --plot draws matrices by depth x steps, coloured by normalised effective rank.
     """
     output = Output(format, quiet)
     if step is not None and steps != "all":
@@ -62,36 +69,35 @@ def rank(
     training = read_training_metrics(metrics) if metrics else None
     if plot:
         require_plottable(plot)
-    trajectory = open_with_steps(store, output)
-    chosen = select_steps(trajectory.steps, steps if step is None else str(step))
-    matrices = require_match(trajectory.matrices, matrix or ())
-    rows = require_rows(rank_rows(trajectory, chosen, matrices), matrices)
+    trajectories = open_several(stores, aggregate, output)
+    matrices = require_match(list(dict.fromkeys(name for one in trajectories for name in one.matrices)), matrix or ())
+    chosen = [select_steps(one.steps, steps if step is None else str(step)) for one in trajectories]
+    found = [rank_rows(one, some, matrices) for one, some in zip(trajectories, chosen, strict=True)]
+    numbers = (*RANK_COLUMNS, "sparsity")
+    rows = require_rows(mean_rows(found, numbers) if aggregate else found[0], matrices)
+    all_steps = sorted(set(chain(*chosen)))
     if plot:
-        rank_heat_map(rows, chosen, plot, training, log_steps)
+        rank_heat_map(rows, all_steps, plot, training, log_steps)
         output.say(f"figure: {plot}")
     details = all or step is not None or bool(matrix)
-    return report_ranks(trajectory, rows, chosen, matrices, output, "rank", str(store), details)
-
-
-def report_ranks(
-    trajectory: Trajectory,
-    rows: list[Row],
-    steps: list[int],
-    matrices: list[str],
-    output: Output,
-    command: str,
-    source: str,
-    details: bool,
-) -> int:
-    """Write rank rows; gives the exit code."""
+    failures = [
+        one for store, some in zip(trajectories, chosen, strict=True) for one in failures_among(store, some, matrices)
+    ]
+    columns = ["step", "matrix", "shape", "dtype", "seeds", *columns_of(numbers), "reason"] if aggregate else COLUMNS
     return output.rows(
-        command,
-        source,
+        "rank",
+        ", ".join(map(str, stores)),
         rows,
-        columns=["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "sparsity", "made_of", "reason"],
-        tables=lambda: [
-            rank_details(rows) if details or len(steps) == 1 else rank_summary(rows, steps, output.terminal_width)
-        ],
-        warnings=trajectory.warnings,
-        failures=failures_among(trajectory, steps, matrices),
+        columns=columns,
+        tables=lambda: [rank_table(rows, all_steps, details, output, len(stores) if aggregate else 1)],
+        warnings=shared_warnings(trajectories),
+        failures=failures,
     )
+
+
+def rank_table(rows: list[Row], steps: list[int], details: bool, output: Output, seeds: int = 1) -> Table:
+    """The table of rank rows: of one step, or with `details`, every column."""
+    is_small = details or len(steps) == 1
+    table = rank_details(rows) if is_small else rank_summary(rows, steps, output.terminal_width)
+    table.title = f"mean of {seeds} stores: {table.title}" if seeds > 1 else table.title
+    return table

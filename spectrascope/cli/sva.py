@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ import typer
 from ..errors import RequestError
 from ..matrices import require_match
 from ..metrics.alignment import LEADING
+from ..report.aggregate import aggregate as mean_rows
+from ..report.aggregate import columns_of
 from ..report.agreement_rows import Reference, sva_rows
 from ..report.figures import require_plottable
 from ..report.rows import Row, failures_among, require_rows
@@ -17,6 +20,7 @@ from ..report.tables import Table, score_details, score_summary
 from ..steps import select_steps
 from ..store import Trajectory
 from ._options import (
+    AggregateOption,
     DebugOption,
     Format,
     FormatOption,
@@ -27,12 +31,13 @@ from ._options import (
     StepsOption,
 )
 from ._output import Output
-from ._store import open_with_steps
+from ._store import open_with_steps, shared_warnings
 
 
 def sva(
     stores: Annotated[
-        list[Path], typer.Argument(metavar="STORE [STORE]", help="A store, or two of them with --paired.")
+        list[Path],
+        typer.Argument(metavar="STORE...", help="A store; two of them with --paired, any number with --aggregate."),
     ],
     reference: Annotated[
         str,
@@ -46,6 +51,7 @@ def sva(
     matrix: MatrixOption = None,
     steps: StepsOption = "all",
     all: Annotated[bool, typer.Option("--all", help="A line per step and matrix.")] = False,
+    aggregate: AggregateOption = False,
     plot: PlotOption = None,
     log_steps: LogStepsOption = False,
     format: FormatOption = Format.table,
@@ -60,30 +66,51 @@ def sva(
     output = Output(format, quiet)
     if plot:
         require_plottable(plot)
-    trajectory, compared = _opened(stores, reference, paired, output)
-    chosen = select_steps(trajectory.steps, steps)
-    matrices = require_match(trajectory.matrices, matrix or ())
+    groups = [[store] for store in stores] if aggregate else [stores]
+    opened = [_opened(group, reference, paired and not aggregate, output) for group in groups]
+    trajectories = [trajectory for trajectory, _ in opened]
+    matrices = require_match(list(dict.fromkeys(name for one in trajectories for name in one.matrices)), matrix or ())
+    chosen = [select_steps(one.steps, steps) for one in trajectories]
     count = LEADING if format is Format.table and not plot else None
-    rows = require_rows(sva_rows(trajectory, chosen, matrices, compared, count, subspace), matrices)
-    if plot:
-        _draw(rows, chosen, plot, log_steps)
-        output.say(f"figure: {plot}")
+    found = [
+        sva_rows(trajectory, some, matrices, compared, count, subspace)
+        for (trajectory, compared), some in zip(opened, chosen, strict=True)
+    ]
     overlaps = ["left_overlap", "right_overlap"] if subspace else []
+    numbers = ["score", *overlaps]
+    rows = require_rows(mean_rows(found, numbers) if aggregate else found[0], matrices)
+    all_steps = sorted(set(chain(*chosen)))
+    if plot:
+        _draw(rows, all_steps, plot, log_steps)
+        output.say(f"figure: {plot}")
     return output.rows(
         "sva",
         ", ".join(map(str, stores)),
         rows,
-        columns=["step", "reference", "matrix", "score", "baseline", "diagonal", *overlaps, "reason"],
-        tables=lambda: [_table(rows, chosen, overlaps, all or bool(matrix), output)],
-        warnings=trajectory.warnings,
-        failures=failures_among(trajectory, chosen, matrices),
+        columns=[
+            *("step", "reference", "matrix"),
+            *(["seeds", *columns_of(numbers)] if aggregate else ["score"]),
+            *("baseline", "diagonal"),
+            *([] if aggregate else overlaps),
+            "reason",
+        ],
+        tables=lambda: [_table(rows, all_steps, overlaps, all or bool(matrix), output)],
+        warnings=shared_warnings(trajectories),
+        failures=[
+            failure
+            for trajectory, some in zip(trajectories, chosen, strict=True)
+            for failure in failures_among(trajectory, some, matrices)
+        ],
     )
 
 
 def _opened(stores: list[Path], reference: str, paired: bool, output: Output) -> tuple[Trajectory, Reference]:
     """The trajectory to report and what its steps are compared with. Raises RequestError for what makes no sense."""
     if len(stores) > 2 or (len(stores) == 2) != paired:
-        raise RequestError("one store is compared with itself, and two with --paired; or name the other as --reference")
+        raise RequestError(
+            "one store is compared with itself, two with --paired, several each with itself with --aggregate; "
+            "or name another as --reference"
+        )
     trajectory = open_with_steps(stores[0], output)
     other = stores[1] if paired else Path(reference) if Path(reference).is_dir() else None
     if other is None:

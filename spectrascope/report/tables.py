@@ -151,7 +151,7 @@ def score_details(rows: Sequence[Row], column: str, numbers: Sequence[str]) -> T
     """One line per step and matrix or pair, with the columns of numbers that are named."""
     table = Table(["step", "reference", Words(column), *numbers, Words("note")])
     for row in rows:
-        place = "-" if row["reference"] is None else str(row["reference"])
+        place = "-" if row.get("reference") is None else str(row["reference"])
         cells = [number(row[name]) for name in numbers]
         table.lines.append([str(row["step"]), place, row[column], *cells, row["reason"] or ""])
     return table
@@ -230,7 +230,7 @@ def _note(row: Row) -> str:
     if row["reason"]:
         return str(row["reason"])
     zeros = [f"{row['sparsity']:.1%} zeros"] if (row["sparsity"] or 0) >= WORTH_A_NOTE else []
-    return "; ".join(([row["made_of"]] if row["made_of"] else []) + zeros)
+    return "; ".join(([row["made_of"]] if row.get("made_of") else []) + zeros)
 
 
 def _span(steps: Sequence[int]) -> str:
