@@ -33,6 +33,8 @@ DTYPES = {
     "F8_E8M0": "float8_e8m0fnu",
     "C64": "complex64",
 }
+# A model of 100,000 tensors has a header of 10 MB.
+LONGEST_HEADER = 16 * 10**6
 # What torch.distributed.checkpoint says of pieces of tensors in a safetensors file.
 SHARDING = "DCP_SHARDING_INFO"
 PUT_TOGETHER = "put them together first, with consolidate_safetensors_files of torch.distributed.checkpoint"
@@ -91,6 +93,7 @@ class SafetensorsFile:
         with self._lock:
             if self._entries is None:
                 try:
+                    self._refuse_an_endless_header()
                     with safe_open(self.path, framework="pt", device="cpu") as file:
                         self._refuse_a_shard(file.metadata() or {})
                     with self.path.open("rb") as raw:
@@ -101,6 +104,15 @@ class SafetensorsFile:
                 entries.pop("__metadata__", None)
                 self._entries, self._data_start = dict(sorted(entries.items())), 8 + length
             return self._entries
+
+    def _refuse_an_endless_header(self) -> None:
+        """Raises CheckpointError before a header is read that would take more memory than any model's does."""
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if LONGEST_HEADER < length <= self.path.stat().st_size:
+            raise CheckpointError(
+                self.path, f"is not a safetensors file of a model: its header is {length / 1e6:,.0f} MB long"
+            )
 
     def _refuse_a_shard(self, metadata: dict[str, str]) -> None:
         """Raises CheckpointError where the tensors are pieces that do not begin at 0, of which others are elsewhere."""

@@ -51,7 +51,8 @@ SAFETENSORS = {
     "an unknown dtype": (header(tensor(0, 96, dtype="F31"), data=b"\0" * 96), "safetensors"),
     "a header longer than the file": (header(tensor(0, 96), length=2**40, data=b"\0" * 96), "safetensors"),
     "a negative length": (header(tensor(0, 96), length=2**64 - 1, data=b"\0" * 96), "safetensors"),
-    "a header of 100 MB": (header(b'{"a": "' + b"x" * 10**8 + b'"}'), "safetensors"),
+    "a header of 100 MB": (header(b'{"a": "' + b"x" * 10**8 + b'"}'), "is 100 MB long"),
+    "a header longer than any model's": (header(tensor(0, 96) + b" " * 17 * 10**6, data=b"\0" * 96), "is 17 MB long"),
     "truncated": (header(tensor(0, 96), data=b"\0" * 50), "is truncated"),
 }
 
@@ -218,7 +219,7 @@ def test_a_file_that_changes_while_it_is_read(
         return digest
 
     monkeypatch.setattr("spectrascope.job.hash_tensor", hash_and_change)
-    assert_only_step_2_failed(run(), "cannot be read|changed while it was being read")
+    assert_only_step_2_failed(run(), "cannot be read|changed while it was being read|is truncated|is damaged")
 
 
 def test_a_directory_that_vanishes(case: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
