@@ -84,13 +84,17 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A tensor that is not analysed, and why. `refused`: it is a weight, in a code that is not read as numbers."""
+    """A tensor that is not analysed, and why.
+
+    `refused`: it is a weight, in a code that is not read as numbers; `is_part`: an effective weight is made of it.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     reason: str
     refused: bool = False
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,8 @@ def plan(
         if not wanted:
             is_refused = info.kind == "refused" and wants(name)
             left_out = LEFT_OUT if found else "a stack whose matrices would have the names of other tensors"
-            skipped.append(Skipped(name, info.shape, info.dtype, reason or left_out, is_refused))
+            is_part = info.kind == "part"
+            skipped.append(Skipped(name, info.shape, info.dtype, reason or left_out, is_refused, is_part))
     return Plan(matrices, skipped, analysed / parameters if parameters else 0.0)
 
 

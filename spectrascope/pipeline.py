@@ -277,9 +277,10 @@ class _Run:
         estimate = each * max(self._missing, 1)
         free = shutil.disk_usage(self.store).free
         checkpoints = f"{counted(self._missing, 'checkpoint')} to do" if self._missing else "each checkpoint"
-        skipped = f" ({counted(len(todo.skipped), 'tensor')} skipped; `spectrascope show` lists them)"
+        count = sum(not one.is_part for one in todo.skipped)
+        skipped = f" ({counted(count, 'tensor')} skipped; `spectrascope show` lists them)"
         self.progress.say(
-            f"{coverage_words(len(todo.matrices), todo.coverage)}{skipped if todo.skipped else ''}; "
+            f"{coverage_words(len(todo.matrices), todo.coverage)}{skipped if count else ''}; "
             f"{checkpoints} -> about {human_bytes(estimate)} in {self.store}"
         )
         if estimate > free:

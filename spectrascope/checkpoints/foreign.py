@@ -26,6 +26,11 @@ KERAS = Foreign(
     "a Keras or HDF5 file",
     "in Python: numpy.savez(OUT, **{w.path: w.numpy() for w in keras.models.load_model(FILE).weights})",
 )
+KERAS_WEIGHTS = Foreign(
+    "a file of Keras weights",
+    "in Python, where model is its model: model.load_weights(FILE), then "
+    "numpy.savez(OUT, **{w.path: w.numpy() for w in model.weights})",
+)
 GGUF = Foreign(
     "a GGUF file, whose weights are quantised in blocks",
     "analyse the model that it was made from, or in Python: numpy.savez(OUT, **{t.name: gguf.dequantize(t.data, "
@@ -59,6 +64,7 @@ ORBAX_FILES = ("_CHECKPOINT_METADATA", "manifest.ocdbt", "_METADATA")
 
 SUFFIXES = {
     ".keras": KERAS,
+    ".weights.h5": KERAS_WEIGHTS,
     ".h5": KERAS,
     ".hdf5": KERAS,
     ".gguf": GGUF,

@@ -142,7 +142,7 @@ class _Search:
         """
         inside = _Search(self._path, self)
         tensors = inside.tensors_of(payload, prefix)
-        own = {name: tensor for name, tensor in tensors.items() if is_average(name.partition(".")[0])}
+        own = {name: one for name, one in tensors.items() if "." in name and is_average(name.partition(".")[0])}
         tensors = {name.partition(".")[2]: tensor for name, tensor in own.items()} or tensors
         tensors = {name.removeprefix("ema."): one for name, one in inside.found.averages.items()} or tensors
         if tensors:

@@ -22,6 +22,7 @@ from .pickles import globals_in
 
 # A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
 REOPEN_AFTER = 64 * 2**20
+ZIP_START = b"PK\x03\x04"
 # What every file of torch.save asks for.
 HARMLESS = re.compile(r"torch\.\w+$|torch\._utils\.|torch\.storage\.|collections\.OrderedDict$|numpy\.(_?core\.|dtype)")
 
@@ -68,6 +69,8 @@ class TorchFile:
         self._is_zip = _is_zip(path)
         if self._is_zip:
             refuse_foreign_archive(path)
+        elif _begins_as_zip(path):
+            raise CheckpointError(path, "is truncated: an archive without its end; copy or save it again")
 
     def tensors(self) -> list[TensorInfo]:
         with self._lock:
@@ -129,6 +132,11 @@ def _is_zip(path: Path) -> bool:
         return zipfile.is_zipfile(path)
     except Exception:  # a damaged directory of the archive; torch.load will say so
         return False
+
+
+def _begins_as_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(ZIP_START)) == ZIP_START
 
 
 def _torch_can_map(path: Path) -> bool:

@@ -123,8 +123,9 @@ def _remark(one: _Side, other: _Side, is_itself: bool, kept: int) -> str | None:
     needed = min(LEADING, one.record.rank)
     if kept < needed:
         return f"{kept} singular vectors are kept, and the score asks for {needed}: analyse with a larger --top-k"
+    there = min(needed, one.numerical_rank, other.numerical_rank)
     for side, where in ((one, ""), (other, " at the reference")):
-        close = agreement.close_values(side.singular_values, needed)
+        close = agreement.close_values(side.singular_values[: side.numerical_rank], there)
         if close is not None and not is_itself:
             places = f"sigma_{close[0] + 1} and sigma_{close[1] + 1}"
             return f"{places}{where} are equal to 1e-6: their vectors are not unique"

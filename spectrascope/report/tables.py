@@ -55,9 +55,6 @@ def render(table: Table, terminal_width: int | None) -> str:
     name = next((i for i, header in enumerate(table.headers) if isinstance(header, Words)), None)
     fits = terminal_width is not None and _width(table, folding=name) <= terminal_width
     view = RichTable(
-        title=Text(table.title) if table.title else None,
-        title_justify="left",
-        title_style="italic" if terminal else "",
         box=None,
         pad_edge=False,
         padding=(0, 1 if terminal else 2, 0, 0),
@@ -78,6 +75,8 @@ def render(table: Table, terminal_width: int | None) -> str:
         emoji=False,
         legacy_windows=False,
     )
+    if table.title:  # as a title of the table it would fold to the table's width
+        console.print(Text(table.title, style="italic" if terminal else ""))
     console.print(view)
     return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
 

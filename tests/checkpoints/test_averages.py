@@ -66,6 +66,11 @@ def test_averages_of_torch(tmp_path: Path) -> None:
             "model.fc.weight",
             "model.fc.weight",
         ),
+        (
+            {"model": {"fc.weight": W}, "ema": {"n_averaged": torch.tensor(3), "module.fc.weight": E}},
+            "fc.weight",
+            "fc.weight",
+        ),
         ({"net": {"fc.weight": W}, "swa_state_dict": {"fc.weight": E}}, "fc.weight", "fc.weight"),
         ({"encoder": {"fc.weight": W}, "swa_encoder": {"fc.weight": E}}, "fc.weight", "fc.weight"),
         ({"state_dict": {"fc.weight": E}, "current_model_state": {"fc.weight": W}}, "fc.weight", "fc.weight"),

@@ -130,6 +130,15 @@ def test_spectral_norms_of_square_layers(tmp_path: Path, how: str, layer: Any) -
     np.testing.assert_allclose(saved(tmp_path, layer).load("weight"), layer.weight.detach(), rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("how", ["spectral_norm", "new spectral_norm"])
+def test_spectral_norms_before_the_first_step(tmp_path: Path, how: str) -> None:
+    torch.manual_seed(0)
+    layer = WRAPS[how](torch.nn.Linear(20, 20)).eval()
+    checkpoint = saved(tmp_path, layer)
+    layer(torch.ones(1, 20))
+    np.testing.assert_allclose(checkpoint.load("weight"), layer.weight.detach(), rtol=2e-5, atol=1e-6)
+
+
 def test_weight_norm_is_computed_in_float64(tmp_path: Path) -> None:
     layer = torch.nn.utils.weight_norm(torch.nn.Linear(50, 40))
     checkpoint = saved(tmp_path, layer)

@@ -22,7 +22,7 @@ def open_all(source: Path) -> list[Checkpoint]:
 
 FOREIGN = [
     ("keras3/model.keras", "a Keras or HDF5 file", "keras.models.load_model"),
-    ("keras3/model.weights.h5", "a Keras or HDF5 file", "keras.models.load_model"),
+    ("keras3/model.weights.h5", "a file of Keras weights", "model.load_weights"),
     ("gguf/model.gguf", "a GGUF file", "gguf.GGUFReader"),
     ("onnx/model.onnx", "an ONNX graph", "onnx.load"),
     ("flax_msgpack/flax_model.msgpack", "a Flax file", "safetensors.flax"),

@@ -16,6 +16,8 @@ import torch
 from .rules import Beside, Effective, Refused, Tensors
 
 PARAMETRIZATION = re.compile(r"(?P<module>.*?)(?:^|\.)parametrizations\.(?P<name>\w+)\.(?P<rest>.+)$")
+# The cosine of u and W v once power iteration has run.
+SETTLED = 0.9
 SPECTRAL = {"original", "0._u", "0._v"}
 WAY_OUT = "call torch.nn.utils.parametrize.remove_parametrizations on its layer before saving"
 
@@ -117,11 +119,19 @@ def _normalised(direction: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 
 def _spectrally_normalised(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Where several axes are as long as u, the one that u and v belong to is that of the largest u^T W v."""
+    """Transposed convolutions have their rows on axis 1: where both axes are as long as u, that of which u is W v tells."""
     weight, u, v = weight.double(), u.double().flatten(), v.double().flatten()
-    axes = _axes_of(tuple(weight.shape), u.numel(), v.numel())
-    norms = [torch.dot(u, weight.movedim(axis, 0).reshape(u.numel(), -1) @ v) for axis in axes]
-    return weight / max(norms)
+    axis, *others = _axes_of(tuple(weight.shape), u.numel(), v.numel())
+    image = _rows(weight, axis) @ v
+    for other in others if weight.ndim > 2 else ():
+        other_image = _rows(weight, other) @ v
+        if torch.dot(u, other_image) > SETTLED * other_image.norm() and torch.dot(u, image) < SETTLED * image.norm():
+            image = other_image
+    return weight / torch.dot(u, image)
+
+
+def _rows(weight: torch.Tensor, axis: int) -> torch.Tensor:
+    return weight.movedim(axis, 0).flatten(1)
 
 
 def _axes_of(shape: tuple[int, ...], u: int, v: int) -> list[int]:

@@ -102,7 +102,7 @@ def _reason_to_refuse(
     if not {"A", "B"} <= factors.keys():
         return "a LoRA factor without the other"
     if config is None:
-        return f"a LoRA factor whose scale is not known: there is no {CONFIG} beside it"
+        return f"a LoRA factor whose scale is not known: there is no {CONFIG} beside it; copy it there"
     r, alpha = _rank(layer, config), _alpha(layer, config)
     if not all(isinstance(one, (int, float)) and one > 0 for one in (r, alpha)):
         return f"a LoRA factor whose scale is not known: {CONFIG} does not state r and lora_alpha plainly"
