@@ -119,7 +119,7 @@ def _normalised(direction: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 
 def _spectrally_normalised(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Transposed convolutions have their rows on axis 1: where both axes are as long as u, that of which u is W v tells."""
+    """Transposed convolutions have their rows on axis 1; where both axes are as long as u, u = W v / |W v| tells."""
     weight, u, v = weight.double(), u.double().flatten(), v.double().flatten()
     axis, *others = _axes_of(tuple(weight.shape), u.numel(), v.numel())
     image = _rows(weight, axis) @ v
