@@ -121,17 +121,11 @@ def _normalised(direction: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 def _spectrally_normalised(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Transposed convolutions have their rows on axis 1; where both axes are as long as u, u = W v / |W v| tells."""
     weight, u, v = weight.double(), u.double().flatten(), v.double().flatten()
-    axis, *others = _axes_of(tuple(weight.shape), u.numel(), v.numel())
-    image = _rows(weight, axis) @ v
-    for other in others if weight.ndim > 2 else ():
-        other_image = _rows(weight, other) @ v
-        if torch.dot(u, other_image) > SETTLED * other_image.norm() and torch.dot(u, image) < SETTLED * image.norm():
-            image = other_image
-    return weight / torch.dot(u, image)
-
-
-def _rows(weight: torch.Tensor, axis: int) -> torch.Tensor:
-    return weight.movedim(axis, 0).flatten(1)
+    axes = _axes_of(tuple(weight.shape), u.numel(), v.numel())
+    images = [weight.movedim(axis, 0).flatten(1) @ v for axis in axes]
+    cosines = [float(torch.dot(u, image) / image.norm()) for image in images]
+    is_settled = weight.ndim > 2 and max(cosines) > SETTLED
+    return weight / torch.dot(u, images[cosines.index(max(cosines)) if is_settled else 0])
 
 
 def _axes_of(shape: tuple[int, ...], u: int, v: int) -> list[int]:
