@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import NothingAnalysed, RequestError
+from ..report.rows import Row, failures_among
 from ..store import Trajectory
 from ..store import open as open_store
 from ._output import Output, failure_line
@@ -15,6 +16,17 @@ def open_several(stores: list[Path], aggregate: bool, output: Output) -> list[Tr
     if len(stores) > 1 and not aggregate:
         raise RequestError("several stores are reported together with --aggregate: their mean and standard deviation")
     return [open_with_steps(store, output) for store in stores]
+
+
+def all_matrices(trajectories: list[Trajectory]) -> list[str]:
+    """The matrices of stores, each once, in the order of the first that has it."""
+    return list(dict.fromkeys(name for one in trajectories for name in one.matrices))
+
+
+def all_failures(trajectories: list[Trajectory], chosen: list[list[int]], matrices: list[str]) -> list[Row]:
+    """The failures of stores that concern these matrices and the steps chosen of each."""
+    pairs = zip(trajectories, chosen, strict=True)
+    return [failure for store, steps in pairs for failure in failures_among(store, steps, matrices)]
 
 
 def shared_warnings(trajectories: list[Trajectory]) -> list[str]:

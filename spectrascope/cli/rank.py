@@ -13,7 +13,7 @@ from ..matrices import require_match
 from ..report.aggregate import aggregate as mean_rows
 from ..report.aggregate import columns_of
 from ..report.figures import rank_heat_map, require_plottable
-from ..report.rows import RANK_COLUMNS, Row, failures_among, rank_rows, require_rows
+from ..report.rows import RANK_COLUMNS, Row, rank_rows, require_rows
 from ..report.tables import Table, rank_details, rank_summary
 from ..report.training_metrics import read_training_metrics
 from ..steps import select_steps
@@ -30,7 +30,7 @@ from ._options import (
     StoresArgument,
 )
 from ._output import Output
-from ._store import open_several, shared_warnings
+from ._store import all_failures, all_matrices, open_several, shared_warnings
 
 COLUMNS = ["step", "matrix", "shape", "dtype", *RANK_COLUMNS, "sparsity", "made_of", "reason"]
 
@@ -70,7 +70,7 @@ def rank(
     if plot:
         require_plottable(plot)
     trajectories = open_several(stores, aggregate, output)
-    matrices = require_match(list(dict.fromkeys(name for one in trajectories for name in one.matrices)), matrix or ())
+    matrices = require_match(all_matrices(trajectories), matrix or ())
     chosen = [select_steps(one.steps, steps if step is None else str(step)) for one in trajectories]
     found = [rank_rows(one, some, matrices) for one, some in zip(trajectories, chosen, strict=True)]
     numbers = (*RANK_COLUMNS, "sparsity")
@@ -80,9 +80,6 @@ def rank(
         rank_heat_map(rows, all_steps, plot, training, log_steps)
         output.say(f"figure: {plot}")
     details = all or step is not None or bool(matrix)
-    failures = [
-        one for store, some in zip(trajectories, chosen, strict=True) for one in failures_among(store, some, matrices)
-    ]
     columns = ["step", "matrix", "shape", "dtype", "seeds", *columns_of(numbers), "reason"] if aggregate else COLUMNS
     return output.rows(
         "rank",
@@ -91,7 +88,7 @@ def rank(
         columns=columns,
         tables=lambda: [rank_table(rows, all_steps, details, output, len(stores) if aggregate else 1)],
         warnings=shared_warnings(trajectories),
-        failures=failures,
+        failures=all_failures(trajectories, chosen, matrices),
     )
 
 

@@ -15,7 +15,7 @@ from ..report.aggregate import aggregate as mean_rows
 from ..report.aggregate import columns_of
 from ..report.agreement_rows import Reference, sva_rows
 from ..report.figures import require_plottable
-from ..report.rows import Row, failures_among, require_rows
+from ..report.rows import Row, require_rows
 from ..report.tables import Table, score_details, score_summary
 from ..steps import select_steps
 from ..store import Trajectory
@@ -31,7 +31,7 @@ from ._options import (
     StepsOption,
 )
 from ._output import Output
-from ._store import open_with_steps, shared_warnings
+from ._store import all_failures, all_matrices, open_with_steps, shared_warnings
 
 
 def sva(
@@ -66,10 +66,12 @@ def sva(
     output = Output(format, quiet)
     if plot:
         require_plottable(plot)
+    if paired and aggregate:
+        raise RequestError("--paired compares two stores and --aggregate averages over several: give one of the two")
     groups = [[store] for store in stores] if aggregate else [stores]
-    opened = [_opened(group, reference, paired and not aggregate, output) for group in groups]
+    opened = [_opened(group, reference, paired, output) for group in groups]
     trajectories = [trajectory for trajectory, _ in opened]
-    matrices = require_match(list(dict.fromkeys(name for one in trajectories for name in one.matrices)), matrix or ())
+    matrices = require_match(all_matrices(trajectories), matrix or ())
     chosen = [select_steps(one.steps, steps) for one in trajectories]
     count = LEADING if format is Format.table and not plot else None
     found = [
@@ -96,11 +98,7 @@ def sva(
         ],
         tables=lambda: [_table(rows, all_steps, overlaps, all or bool(matrix), output)],
         warnings=shared_warnings(trajectories),
-        failures=[
-            failure
-            for trajectory, some in zip(trajectories, chosen, strict=True)
-            for failure in failures_among(trajectory, some, matrices)
-        ],
+        failures=all_failures(trajectories, chosen, matrices),
     )
 
 
@@ -112,8 +110,9 @@ def _opened(stores: list[Path], reference: str, paired: bool, output: Output) ->
             "or name another as --reference"
         )
     trajectory = open_with_steps(stores[0], output)
-    other = stores[1] if paired else Path(reference) if Path(reference).is_dir() else None
-    if other is None:
+    is_step = reference in ("first", "last") or reference.isdecimal()
+    other = stores[1] if paired else Path(reference)
+    if not paired and (is_step or not other.is_dir()):
         step = _step(trajectory, reference)
         return trajectory, Reference(trajectory, lambda _: step)
     reference_trajectory = open_with_steps(other, output)

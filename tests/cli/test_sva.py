@@ -101,6 +101,7 @@ def test_references(store: Any, cli: Any) -> None:
         (["x.spectra", "--reference", "best"], "--reference is last, first, a step or a store"),
         (["x.spectra", "x.spectra"], "two with --paired"),
         (["x.spectra", "--paired"], "two with --paired"),
+        (["x.spectra", "x.spectra", "--paired", "--aggregate"], "give one of the two"),
         (["x.spectra", "--matrix", "nope"], "no matrix matches 'nope'"),
         (["x.spectra", "--plot", "x.nope"], "x.nope"),
         (["nope.spectra"], "no such store"),
@@ -112,6 +113,14 @@ def test_what_makes_no_sense(store: Any, cli: Any, arguments: list[str], message
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
+
+
+def test_words_are_no_directories(store: Any, cli: Any) -> None:
+    Path("last").mkdir()
+    Path("0").mkdir()
+    path = store({"w": mat([2.0, 1.0], 6, 4)}, {"w": mat([2.0, 1.0], 6, 4, seed=1)})
+    assert {row["reference"] for row in by_step(cli, path).values()} == {1}
+    assert {row["reference"] for row in by_step(cli, path, "-r", "0").values()} == {0}
 
 
 def test_stores_without_a_step_in_common(store: Any, cli: Any, tmp_path: Path) -> None:
