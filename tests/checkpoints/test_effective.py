@@ -183,6 +183,15 @@ def test_functions_of_vectors_and_numbers_are_nothing_to_refuse(tmp_path: Path) 
     assert refused(only(tmp_path / "m.pt")) == {}
 
 
+def test_two_weights_of_one_name(tmp_path: Path) -> None:
+    w = mat([2.0, 1.0], 4, 3)
+    pruned = {"fc.weight_orig": w, "fc.weight_mask": torch.ones(4, 3)}
+    torch.save({**pruned, "fc.weight_v": w, "fc.weight_g": torch.ones(4, 1)}, tmp_path / "m.pt")
+    checkpoint = only(tmp_path / "m.pt")
+    assert matrices_of(checkpoint) == ["fc.weight"]
+    assert refused(checkpoint) == {"fc.weight_v": "another weight has the name that it would have"}
+
+
 def test_names_that_only_look_like_weight_norm(tmp_path: Path) -> None:
     """RWKV's `time_mix_v` and `time_mix_g` are no parts of a `time_mix`."""
     mixes = {"att.time_mix_v": torch.ones(1, 1, 8), "att.time_mix_g": torch.ones(1, 1, 8)}

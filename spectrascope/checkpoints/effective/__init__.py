@@ -27,6 +27,7 @@ def resolve(tensors: dict[str, TensorInfo], beside: Beside) -> tuple[dict[str, T
     """
     found: dict[str, Effective] = {}
     marked: dict[str, TensorInfo] = {}
+    taken: set[str] = set()
     for rule in RULES:
         free = {name: info for name, info in tensors.items() if name not in marked and info.kind == "parameter"}
         for one in rule(free, beside):
@@ -34,8 +35,11 @@ def resolve(tensors: dict[str, TensorInfo], beside: Beside) -> tuple[dict[str, T
                 continue
             if isinstance(one, Effective) and one.info.dtype not in (*FLOATS, *CODES):
                 continue
+            if isinstance(one, Effective) and one.info.name in taken:
+                one = Refused(one.parts[0], "another weight has the name that it would have", one.names[1:])
             if isinstance(one, Effective) and (one.info.name in one.parts or one.info.name not in tensors):
                 found[one.parts[0]] = replace(one, info=replace(one.info, storage=_storage(one, tensors)))
+                taken.add(one.info.name)
             marked |= _marks(one, tensors)
     listed = {info.name: info for info in _in_place(tensors, found, marked)}
     return listed, {one.info.name: one for one in found.values()}
