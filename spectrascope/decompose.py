@@ -126,6 +126,28 @@ def decompose(matrix: torch.Tensor, top_k: int = 100, device: str = "cpu") -> De
     return undecomposed(matrix.shape, top_k, f"not decomposed: {'; '.join(dict.fromkeys(troubles))}", failed=True)
 
 
+def decompose_blocks(blocks: torch.Tensor, side: str, top_k: int = 100, device: str = "cpu") -> Decomposition:
+    """The decompositions of several matrices of one shape, of which one side is kept.
+
+    blocks : (count, m, n);  side : "left" or "right"
+
+    Singular values are (count R,), one block after the other; the vectors of that side (k, count, m or n), those of the
+    other side (0, 0). The reason is that of the first block that is not decomposed, whose values are NaN.
+    """
+    found = [decompose(block, top_k, device) for block in blocks]
+    vectors = np.stack([one.left if side == "left" else one.right for one in found], axis=1)
+    none = np.zeros((0, 0), np.float32)
+    reasons = [f"block {index}: {one.reason}" for index, one in enumerate(found) if one.reason]
+    return Decomposition(
+        np.concatenate([one.singular_values for one in found]),
+        vectors if side == "left" else none,
+        vectors if side == "right" else none,
+        reasons[0] if reasons else None,
+        any(one.failed for one in found),
+        next((one.note for one in found if one.note), None),
+    )
+
+
 def norms_of_rows(filters: torch.Tensor, shape: tuple[int, int]) -> Decomposition:
     """The decomposition of a depthwise convolution: (c, k) filters stand for a (c, c k) matrix with one in each row.
 

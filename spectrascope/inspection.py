@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .architectures.facts import read_facts
+from .architectures.pairs import Pair, Side
 from .checkpoints import Checkpoint, find_checkpoints, require_weights
 from .errors import CheckpointError, NothingAnalysed, RequestError, unreadable
 from .matrices import plan, selected
@@ -24,6 +26,8 @@ class Inspection:
     coverage: float = 0.0
     warnings: list[str] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    families: list[str] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
 
 
 def inspect(
@@ -34,13 +38,15 @@ def inspect(
     skip: Sequence[str] = (),
     trust_pickle: bool = False,
     weights: str = "auto",
+    heads: int | None = None,
+    kv_heads: int | None = None,
 ) -> Inspection:
     """List what `analyze` would do with these sources; arguments as there.
 
     A matrix or skipped tensor whose name, shape and dtype occur in several checkpoints is one row, with the number
-    of `steps` it occurs in. Raises RequestError for a source or step that does not exist, or checkpoints
-    of which some hold live weights and some averages alone; NothingAnalysed where no
-    checkpoint can be read.
+    of `steps` it occurs in; so is a pair of consecutive matrices. Raises RequestError for a source or step that does
+    not exist, checkpoints of which some hold live weights and some averages alone, or a number of heads that
+    config.json contradicts; NothingAnalysed where no checkpoint can be read.
     """
     require_weights(weights)
     found = find_checkpoints(sources, step_regex, trust_pickle)
@@ -48,6 +54,7 @@ def inspect(
     result = Inspection(warnings=found.warnings)
     matrices: dict[tuple[Any, ...], dict[str, Any]] = {}
     skipped: dict[tuple[Any, ...], dict[str, Any]] = {}
+    pairs: dict[Pair, dict[str, Any]] = {}
     coverages = []
 
     def wants(name: str) -> bool:
@@ -60,7 +67,8 @@ def inspect(
             container, warnings = reference.open()
             checkpoint = Checkpoint(container, weights)
             weights = checkpoint.weights
-            todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, wants, checkpoint.ordered)
+            facts = read_facts(checkpoint.config, heads, kv_heads)
+            todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, wants, checkpoint.ordered, facts)
         except RequestError:
             raise
         except Exception as error:  # damaged files make the libraries that read them raise whatever they raise
@@ -87,6 +95,9 @@ def inspect(
                 "reason": None,
             }
             matrices.setdefault((matrix.name, matrix.shape, matrix.dtype), row)["steps"] += 1
+        for pair in todo.pairs:
+            pairs.setdefault(pair, _pair_row(pair))["steps"] += 1
+        result.families += [todo.family] if todo.family not in result.families else []
         for one in todo.skipped:
             row = {"name": one.name, "shape": list(one.shape), "dtype": one.dtype, "reason": one.reason}
             skipped.setdefault((one.name, one.shape, one.dtype, one.reason), row)
@@ -94,7 +105,23 @@ def inspect(
         causes = [f"{failure['path']}: {failure['reason']}" for failure in result.failures]
         raise NothingAnalysed("no checkpoint could be read", causes)
     result.matrices, result.skipped = list(matrices.values()), list(skipped.values())
+    result.pairs = list(pairs.values())
     result.coverage = min(coverages)
     if weights == "averaged":
         result.warnings.append(AVERAGED)
     return result
+
+
+def _pair_row(pair: Pair) -> dict[str, Any]:
+    row: dict[str, Any] = {"pair": pair.name, "kind": pair.kind}
+    for name, side in (("from", pair.one), ("to", pair.other)):
+        row |= {name: side.matrix, f"{name}_side": side.vectors, f"{name}_rows": _rows(side)}
+    return row | {"heads": pair.heads, "guessed": pair.guessed, "steps": 0, "reason": pair.reason}
+
+
+def _rows(side: Side) -> str | None:
+    """The slice of the vectors, as a pairs file has it."""
+    if side.kept is None:
+        return None
+    stop = "" if side.kept.stop is None else side.kept.stop
+    return f"{side.kept.start}:{stop}" + (f":{side.kept.step}" if side.kept.step != 1 else "")

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .architectures import Facts
+from .architectures.facts import from_plain, read_facts
 from .checkpoints import Checkpoint, Reference
 from .checkpoints.checkpoint import hash_tensor
-from .decompose import Decomposition, decompose, norms_of_rows, share_of_zeros
+from .decompose import Decomposition, decompose, decompose_blocks, norms_of_rows, share_of_zeros
 from .errors import RequestError
 from .matrices import Matrix, Plan, plan, selected
 from .reuse import Known
@@ -29,20 +31,28 @@ class Settings:
     """What was asked for, as far as it decides what a step's file holds.
 
     `filters` are pairs of --match and --skip globs; a matrix is wanted if any of them lets it through. `weights` is
-    the copy of the model, live or averaged.
+    the copy of the model, live or averaged; `heads` and `kv_heads` what the user says of attention layers.
     """
 
     top_k: int
     filters: tuple[Filter, ...]
     weights: str = "live"
+    heads: int | None = None
+    kv_heads: int | None = None
 
     def wants(self, name: str) -> bool:
         """Whether a matrix of this name is asked for."""
         return any(selected(name, match, skip) for match, skip in self.filters)
 
-    def served_by(self, info: StepInfo) -> bool:
+    def facts(self, checkpoint: Checkpoint) -> Facts:
+        """What is known of the architecture. Raises RequestError where config.json contradicts the user."""
+        return read_facts(checkpoint.config, self.heads, self.kv_heads)
+
+    def served_by(self, info: StepInfo, facts: Facts) -> bool:
         """Whether a file holds all that is asked for, if of more matrices or with more vectors."""
         has = info.settings
+        if from_plain(info.architecture.get("facts", {})) != facts:
+            return False
         filters = [_filter(one) for one in has["filters"]]
         enough = NO_FILTER in filters or all(one in filters for one in self.filters)
         return enough and has["top_k"] >= self.top_k and not any(record.failed for record in info.records)
@@ -50,12 +60,15 @@ class Settings:
     def together_with(self, info: StepInfo) -> Settings:
         """These settings and those of a file that is about to be replaced, so that it loses no matrix."""
         filters = dict.fromkeys((*map(_filter, info.settings["filters"]), *self.filters))
-        return Settings(max(self.top_k, info.settings["top_k"]), tuple(filters), self.weights)
+        has = info.settings
+        heads, kv_heads = self.heads or has.get("heads"), self.kv_heads or has.get("kv_heads")
+        return Settings(max(self.top_k, has["top_k"]), tuple(filters), self.weights, heads, kv_heads)
 
     def as_plain(self) -> dict[str, Any]:
         """For the store."""
         filters = [[list(match), list(skip)] for match, skip in self.filters]
-        return {"top_k": self.top_k, "filters": filters, "weights": self.weights}
+        plain = {"top_k": self.top_k, "filters": filters, "weights": self.weights}
+        return plain | {"heads": self.heads, "kv_heads": self.kv_heads}
 
 
 def _filter(plain: Sequence[Sequence[str]]) -> Filter:
@@ -87,9 +100,15 @@ class Job:
         self._settings = found.settings
         self._content = found.content
         self.plan: Plan = plan(
-            checkpoint.tensors, checkpoint.tied, checkpoint.load, found.settings.wants, checkpoint.ordered
+            checkpoint.tensors,
+            checkpoint.tied,
+            checkpoint.load,
+            found.settings.wants,
+            checkpoint.ordered,
+            found.settings.facts(checkpoint),
         )
-        self._largest_first = sorted(self.plan.matrices, key=lambda matrix: -matrix.cost)
+        self._all = [*self.plan.matrices, *self.plan.blocks]
+        self._largest_first = sorted(self._all, key=lambda matrix: -matrix.cost)
         self.alone = [matrix for matrix in self._largest_first if needs_all_cores(matrix)]
         self._results: dict[str, Future[Found]] = {}
         self._digest: Future[str] = Future()
@@ -111,7 +130,7 @@ class Job:
         """
         info = self._step_info(store)
         records = {record.name: record for record in info.records}
-        cost = sum(matrix.cost for matrix in self.plan.matrices) or 1.0
+        cost = sum(matrix.cost for matrix in self._all) or 1.0
         spent = 0.0
 
         def report() -> None:
@@ -160,6 +179,8 @@ class Job:
             if not matrix.has_vectors:
                 return norms_of_rows(matrix.of(piece), matrix.shape)
             with pool.device() as device:
+                if matrix.side is not None:
+                    return decompose_blocks(matrix.of(piece), matrix.side, self._settings.top_k, device)
                 return decompose(matrix.of(piece), self._settings.top_k, device)
 
         return raw_hash, share_of_zeros(piece), known.get(raw_hash, matrix, self._vectors(matrix), compute)
@@ -180,8 +201,12 @@ class Job:
                 guessed=matrix.guessed,
                 tied=matrix.tied,
                 made_of=matrix.made_of,
+                kernel=matrix.kernel,
+                blocks=matrix.blocks.count if matrix.blocks else 0,
+                side=matrix.side,
+                word=matrix.blocks.word if matrix.blocks else "",
             )
-            for matrix in self.plan.matrices
+            for matrix in self._all
         ]
         return StepInfo(
             path=step_path(store, self.reference.step),
@@ -191,6 +216,7 @@ class Job:
             records=records,
             skipped=[asdict(one) for one in self.plan.skipped],
             coverage=self.plan.coverage,
+            architecture={"family": self.plan.family, "facts": self.plan.facts.as_plain()},
         )
 
 
@@ -215,7 +241,8 @@ def look_up(
     else:
         content = checkpoint.content_hash()
     if content == info.source["content"]:
-        return LookUp(settings.served_by(info), settings.together_with(info), content)
+        together = settings.together_with(info)
+        return LookUp(settings.served_by(info, together.facts(checkpoint)), together, content)
     if not same_place:
         raise RequestError(
             f"{store} already holds step {reference.step} of another checkpoint, {info.source['path']}; "

@@ -12,6 +12,9 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import TYPE_CHECKING
 
+from .architectures import Facts, Family, Layer, Layers, recognise
+from .architectures.layouts import Parts, Rows
+from .architectures.pairs import Blocks, Pair, Vectors, with_part
 from .errors import RequestError
 from .roles import EMBEDDINGS, HEADS, Order, fused_halves, role_of
 from .skipping import reason_to_skip
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 BRACKETS = re.compile(r"(?<!\[)\[(?![!\[\]])([^\]-]*)\]")
+NO_FACTS = Facts()
 LEFT_OUT = "left out by --match or --skip"
 
 
@@ -30,7 +34,9 @@ class Matrix:
     """A 2-D matrix (out, in) and how to cut it from the tensor `tensor`.
 
     `shape` of a depthwise convolution is that of the map it stands for, (c, c k): one filter of k numbers a row, and
-    zeros. `expert` is the place in a stack, `rows` the range of rows that is a part of a fused matrix.
+    zeros. `expert` is the place in a stack, `transposed` says that it is stored (in, out), `rows` which rows are a part
+    of a fused matrix, `kernel` is the spatial size of a convolution. Of `blocks` only one `side` is kept, and `shape`
+    is that of one of them.
     """
 
     name: str
@@ -42,7 +48,11 @@ class Matrix:
     tied: tuple[str, ...] = ()
     made_of: str | None = None
     expert: int | None = None
-    rows: tuple[int, int] | None = None
+    rows: Rows | None = None
+    transposed: bool = False
+    kernel: tuple[int, ...] = ()
+    blocks: Blocks | None = None
+    side: Vectors | None = None
 
     @property
     def rank(self) -> int:
@@ -65,20 +75,30 @@ class Matrix:
         if not self.has_vectors:
             return 2.0 * self.shape[1]
         short, long = sorted(self.shape)
-        return float(long) * short**2 + 10.0 * short**3
+        return (self.blocks.count if self.blocks else 1) * (float(long) * short**2 + 10.0 * short**3)
 
     def cut(self, load: Callable[[str, int | None], torch.Tensor]) -> torch.Tensor:
-        """What is stored of this matrix, in the stored layout; `load` reads a tensor, or one of the first axis."""
+        """What is stored of this matrix, of blocks all; `load` reads a tensor, or one of the first axis."""
         tensor = load(self.tensor, self.expert)
-        return tensor if self.rows is None else tensor[slice(*self.rows)]
+        if self.transposed:
+            tensor = tensor.transpose(0, 1)
+        if self.rows is None:
+            return tensor
+        groups = tensor.reshape(self.rows.groups, -1, tensor.shape[-1])
+        return groups[:, self.rows.start : self.rows.stop].reshape(self.rows.count, -1)
 
     def of(self, piece: torch.Tensor) -> torch.Tensor:
         """The matrix itself, shape (out, in), from what `cut` gives; a view where that is possible.
 
-        Of a depthwise convolution, its c filters as rows, shape (c, k).
+        Of a depthwise convolution, its c filters as rows, shape (c, k); of blocks, all of them, (count, out, in).
         """
         if self.role == "transposed conv":
             piece = piece.transpose(0, 1)
+        if self.blocks is not None:
+            rows, columns = self.shape
+            if self.blocks.axis == 0:
+                return piece.reshape(-1, rows, columns)
+            return piece.reshape(rows, -1, columns).transpose(0, 1)
         return piece.reshape(self.shape if self.has_vectors else (self.shape[0], -1))
 
 
@@ -99,11 +119,18 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of every tensor of one checkpoint. `coverage` is the share of its parameters analysed."""
+    """What becomes of every tensor of one checkpoint. `coverage` is the share of its parameters analysed.
+
+    `pairs` are those of the `family` of the model, and `blocks` what they read of matrices that are cut first.
+    """
 
     matrices: list[Matrix] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     coverage: float = 0.0
+    blocks: list[Matrix] = field(default_factory=list)
+    family: str = ""
+    facts: Facts = NO_FACTS
+    pairs: list[Pair] = field(default_factory=list)
 
     @property
     def refused(self) -> list[tuple[str, str]]:
@@ -117,6 +144,7 @@ def plan(
     load: Callable[[str], torch.Tensor],
     wants: Callable[[str], bool] = lambda name: True,
     ordered: bool = True,
+    facts: Facts = NO_FACTS,
 ) -> Plan:
     """Decide what each tensor becomes.
 
@@ -127,8 +155,9 @@ def plan(
     load : reads a tensor; called only for stored square tables, which may be a causal mask
     wants : whether a matrix of this name is asked for
     ordered : whether the order of `tensors` is the model's, rather than that of sorted names
+    facts : what is known of the architecture
     """
-    order = Order(tensors, ordered)
+    model = _Model(Order(tensors, ordered), tied, load, facts)
     matrices: list[Matrix] = []
     skipped: list[Skipped] = []
     parameters = analysed = 0
@@ -136,10 +165,10 @@ def plan(
         if name in tied:
             skipped.append(Skipped(name, info.shape, info.dtype, f"tied to {tied[name]}, analysed once"))
             continue
-        reason, is_buffer = reason_to_skip(info, load)
+        reason, is_buffer = model.skipped[name]
         parameters += info.size * info.packed if info.holds_weights and not is_buffer else 0
         aliases = tuple(alias for alias, target in tied.items() if target == name)
-        found = [] if reason else [replace(matrix, tied=aliases) for matrix in _matrices(info, order)]
+        found = [] if reason else [replace(matrix, tied=aliases) for matrix in model.matrices(info)]
         wanted = [matrix for matrix in found if any(map(wants, (matrix.name, *aliases)))]
         matrices += wanted
         analysed += min(info.size, sum(matrix.size for matrix in wanted))  # a part and its whole share their numbers
@@ -148,16 +177,24 @@ def plan(
             left_out = LEFT_OUT if found else "a stack whose matrices would have the names of other tensors"
             is_part = info.kind == "part"
             skipped.append(Skipped(name, info.shape, info.dtype, reason or left_out, is_refused, is_part))
-    return Plan(matrices, skipped, analysed / parameters if parameters else 0.0)
+    pairs = model.family.pairs(as_layers(matrices), facts, None)
+    coverage = analysed / parameters if parameters else 0.0
+    blocks = _blocks(pairs, matrices, tensors)
+    return Plan(matrices, skipped, coverage, blocks, model.family.name, facts, pairs)
 
 
 def selected(name: str, match: Sequence[str], skip: Sequence[str]) -> bool:
     """Whether any glob of `match` (all names, if there is none) and none of `skip` fits a name, or is the name."""
-    return (not match or any(_fits(name, glob) for glob in match)) and not any(_fits(name, glob) for glob in skip)
+    return (not match or any(fits_glob(name, glob) for glob in match)) and not any(
+        fits_glob(name, glob) for glob in skip
+    )
 
 
-def _fits(name: str, glob: str) -> bool:
-    """Brackets belong to names such as `w[0]`; around a range or a negation, `[0-4]` or `[!x]`, they are a glob's."""
+def fits_glob(name: str, glob: str) -> bool:
+    """Whether a glob fits a name, or is it.
+
+    Brackets belong to names such as `w[0]`; around a range or a negation, `[0-4]` or `[!x]`, they are a glob's.
+    """
     return name == glob or fnmatchcase(name, BRACKETS.sub(r"[[]\1]", glob))
 
 
@@ -182,23 +219,97 @@ def _place(name: str) -> int:
     return 2 if HEADS.intersection(parts) else 0 if EMBEDDINGS.intersection(parts) else 1
 
 
-def _matrices(info: TensorInfo, order: Order) -> list[Matrix]:
-    """The matrices that a tensor holds: itself, the experts of a stack, the whole and the parts of a fused one."""
-    tensors = order.tensors
-    role = role_of(info, order)
-    whole = Matrix(info.name, info.name, _shape(info, role.name), info.dtype, role.name, role.guessed)
-    whole = replace(whole, made_of=info.made_of)
-    if role.name == "expert":
+def as_layers(matrices: Sequence[Matrix]) -> Layers:
+    """The matrices as the rules of a family see them."""
+    return Layers(Layer(m.name, m.shape, m.role, m.kernel, m.tied) for m in matrices)
+
+
+class _Model:
+    """The tensors of a checkpoint, and what its family says of them.
+
+    `skipped` is the reason to skip each tensor that is not tied, and whether it is a constant.
+    """
+
+    def __init__(
+        self, order: Order, tied: Mapping[str, str], load: Callable[[str], torch.Tensor], facts: Facts
+    ) -> None:
+        tensors = order.tensors
+        self._order = order
+        self.skipped = {name: reason_to_skip(info, load) for name, info in tensors.items() if name not in tied}
+        aliases: dict[str, tuple[str, ...]] = {}
+        for alias, target in tied.items():
+            aliases[target] = (*aliases.get(target, ()), alias)
+        used = [tensors[name] for name, (reason, _) in self.skipped.items() if reason is None]
+        as_stored = [replace(m, tied=aliases.get(info.name, ())) for info in used for m in self._whole(info, False)]
+        self.family: Family = recognise(as_layers(as_stored), facts)
+        self._input_first = self.family.input_first({info.name: info for info in used}, facts)
+        whole = [replace(m, tied=aliases.get(info.name, ())) for info in used for m in self._whole(info)]
+        self._parts = self.family.parts(as_layers(whole), facts)
+
+    def matrices(self, info: TensorInfo) -> list[Matrix]:
+        """The matrices that a tensor holds: itself or the experts of a stack, and the parts of fused ones."""
+        found: list[Matrix] = []
+        for whole in self._whole(info):
+            parts = self._parts.get(whole.name) or self._halves(info)
+            names = {part: with_part(whole.name, part) for part in parts}
+            is_taken = any(name in self._order.tensors for name in names.values())
+            found.append(whole)
+            if not is_taken:
+                found += [
+                    replace(whole, name=names[part], shape=(rows.count, whole.shape[1]), rows=rows)
+                    for part, rows in parts.items()
+                ]
+        return found
+
+    def _whole(self, info: TensorInfo, oriented: bool = True) -> list[Matrix]:
+        """A tensor as a matrix, a stack as the matrices of its experts; (out, in) unless that is not known yet."""
+        role = role_of(info, self._order)
+        shape = _shape(info, role.name)
+        is_transposed = oriented and info.name in self._input_first
+        whole = Matrix(
+            name=info.name,
+            tensor=info.name,
+            shape=shape[::-1] if is_transposed else shape,
+            dtype=info.dtype,
+            role=role.name,
+            guessed=role.guessed,
+            made_of=info.made_of,
+            transposed=is_transposed,
+            kernel=() if role.name == "expert" else tuple(info.shape[2:]),
+        )
+        if role.name != "expert":
+            return [whole]
         names = [f"{info.name}[{i}]" for i in range(info.shape[0])]
-        is_taken = not tensors.keys().isdisjoint(names)
+        is_taken = not self._order.tensors.keys().isdisjoint(names)
         return [] if is_taken else [replace(whole, name=name, expert=i) for i, name in enumerate(names)]
-    halves = fused_halves(info, tensors)
-    if halves is None or any(f"{info.name}[{part}]" in tensors for part in halves):
-        return [whole]
-    half = info.shape[0] // 2
-    return [whole] + [
-        replace(whole, name=f"{info.name}[{part}]", shape=(half, info.shape[1]), rows=(start, start + half))
-        for part, start in zip(halves, (0, half), strict=True)
+
+    def _halves(self, info: TensorInfo) -> Parts:
+        """Gate and up of a fused projection of any family."""
+        halves = fused_halves(info, self._order.tensors)
+        half = info.shape[0] // 2
+        return {} if halves is None else {halves[0]: Rows(1, 0, half), halves[1]: Rows(1, half, 2 * half)}
+
+
+def _blocks(pairs: Sequence[Pair], matrices: Sequence[Matrix], tensors: Mapping[str, TensorInfo]) -> list[Matrix]:
+    """What pairs read of blocks of matrices, each once, in the order of the matrices."""
+    wanted = {
+        side.matrix: side
+        for pair in pairs
+        if pair.reason is None
+        for side in (pair.one, pair.other)
+        if side.blocks is not None and side.stored not in tensors
+    }
+    return [
+        replace(
+            matrix,
+            name=side.stored,
+            shape=side.blocks.shape(matrix.shape),
+            blocks=side.blocks,
+            side=side.vectors,
+            tied=(),
+        )
+        for matrix in matrices
+        if (side := wanted.get(matrix.name)) is not None and side.blocks is not None
     ]
 
 

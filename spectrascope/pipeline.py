@@ -29,7 +29,7 @@ from .errors import (
     unreadable,
 )
 from .job import Job, LookUp, Settings, look_up, require_same_weights
-from .matrices import LEFT_OUT, Plan
+from .matrices import LEFT_OUT, Matrix, Plan
 from .progress import Progress, Silent
 from .remarks import describe_refused
 from .reuse import Known
@@ -56,6 +56,8 @@ def analyze(
     trust_mtime: bool = False,
     trust_pickle: bool = False,
     weights: str = "auto",
+    heads: int | None = None,
+    kv_heads: int | None = None,
     progress: Progress | None = None,
 ) -> Trajectory:
     """Decompose every weight matrix of a trajectory of checkpoints into a store, and open it.
@@ -75,6 +77,8 @@ def analyze(
     trust_pickle : load pickles that need more than the safe loader gives; they can run any code
     weights : of checkpoints that hold averages (EMA) of the weights as well, which copy: live, averaged, or auto, which
         is live where the first checkpoint has live weights. The two are never mixed
+    heads, kv_heads : how many heads attention layers have, and their keys and values, where no config.json beside the
+        checkpoint says it
 
     Returns the store, opened for the steps asked for. `failures` lists what could not be read, `warnings` the rest.
     What the store already holds of the same content under the same settings is not computed again.
@@ -86,10 +90,12 @@ def analyze(
         raise RequestError(f"--top-k must be 0 or more, not {top_k}")
     if workers is not None and workers < 1:
         raise RequestError(f"--workers must be 1 or more, not {workers}")
+    if any(count is not None and count < 1 for count in (heads, kv_heads)):
+        raise RequestError("--heads and --kv-heads must be 1 or more")
     require_weights(weights)
     progress = progress or Silent()
     devices, device_warning = choose_devices(device)
-    settings = Settings(top_k, ((tuple(match), tuple(skip)),))
+    settings = Settings(top_k, ((tuple(match), tuple(skip)),), heads=heads, kv_heads=kv_heads)
     run = _Run(_store_path(source, out), settings, trust_mtime, progress, weights)
     if device_warning:
         run.warn(device_warning)
@@ -273,7 +279,7 @@ class _Run:
             return
         self._announced = True
         top_k = self.settings.top_k
-        each = sum(8 * m.rank + 4 * min(top_k, m.rank) * sum(m.shape) + 600 for m in todo.matrices) + 20_000
+        each = sum(_stored_bytes(matrix, top_k) for matrix in (*todo.matrices, *todo.blocks)) + 20_000
         estimate = each * max(self._missing, 1)
         free = shutil.disk_usage(self.store).free
         checkpoints = f"{counted(self._missing, 'checkpoint')} to do" if self._missing else "each checkpoint"
@@ -288,6 +294,13 @@ class _Run:
                 f"{self.store} needs about {human_bytes(estimate)} and the disk has {human_bytes(free)} free; "
                 "use a smaller --top-k (0 keeps singular values alone), fewer --steps, or another disk with -o"
             )
+
+
+def _stored_bytes(matrix: Matrix, top_k: int) -> int:
+    """What a matrix takes in the store, roughly: values, the vectors of one or both sides, its record."""
+    count = matrix.blocks.count if matrix.blocks else 1
+    sides = {None: sum(matrix.shape), "left": matrix.shape[0], "right": matrix.shape[1]}[matrix.side]
+    return count * (8 * matrix.rank + 4 * min(top_k, matrix.rank) * sides) + 600
 
 
 def default_store(source: str | os.PathLike[str]) -> Path:

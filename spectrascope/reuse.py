@@ -71,6 +71,9 @@ class Known:
 def _key(raw_hash: str, matrix: Matrix | Record, vectors: int) -> Key:
     """Equal for matrices whose decompositions are equal."""
     layout = matrix.role if matrix.role in ("transposed conv", "depthwise conv") else ""
+    if matrix.side is not None:  # of blocks, the shape tells along which axis they are cut
+        count = matrix.blocks if isinstance(matrix.blocks, int) else matrix.blocks.count if matrix.blocks else 0
+        layout += f"{count} blocks, {matrix.side}"
     return raw_hash, matrix.shape, matrix.dtype, layout, vectors
 
 
@@ -94,7 +97,7 @@ def _from_store(path: Path, name: str, raw_hash: str) -> Decomposition | None:
     except (StoreError, OSError):
         return None
     start = info.offsets[name][0]
-    return Decomposition(sigma[start : start + record.rank], left, right, record.reason, False, record.note)
+    return Decomposition(sigma[start : start + record.values], left, right, record.reason, False, record.note)
 
 
 @lru_cache(maxsize=2)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
 from ..matrices import model_order
@@ -34,6 +34,7 @@ class Checkpoint:
     stamp : list of name, size and modification time (ns) of each file that decides values, when it was opened
     ordered : whether the order of `tensors` is the model's, rather than a guess from sorted names
     path : what to show a person
+    config : what config.json beside the files says, None where there is none that can be read
 
     `weights` as an argument is the copy that is wanted; "auto" is the live one if there is any.
 
@@ -64,6 +65,7 @@ class Checkpoint:
         self._files += used
         self.stamp += stamp(used)
         self.tied = _tied(self.tensors)
+        self.config = _config(beside)
 
     def load(self, name: str, index: int | None = None) -> torch.Tensor:
         """The tensor of this name, on the CPU; an effective weight as it acts in the network.
@@ -147,6 +149,14 @@ def hash_tensor(tensor: torch.Tensor) -> str:
 
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(memoryview(raw.numpy())).hexdigest()
+
+
+def _config(beside: Beside) -> dict[str, Any] | None:
+    """Facts about the architecture. What decides values is read, and required, by the rules of effective weights."""
+    try:
+        return beside.json("config.json")
+    except CheckpointError:
+        return None
 
 
 def _without_moments(info: TensorInfo) -> TensorInfo:

@@ -67,6 +67,14 @@ WeightsOption = Annotated[
     str,
     typer.Option("--weights", metavar="WHICH", help="live, averaged (EMA), or auto: live ones where there are any."),
 ]
+HeadsOption = Annotated[
+    int | None,
+    typer.Option("--heads", min=1, metavar="N", help="Heads of attention layers, where no config.json says it."),
+]
+KvHeadsOption = Annotated[
+    int | None,
+    typer.Option("--kv-heads", min=1, metavar="N", help="Heads of keys and values, where they are fewer."),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr, only errors.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

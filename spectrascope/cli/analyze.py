@@ -14,6 +14,8 @@ from ._options import (
     DebugOption,
     Format,
     FormatOption,
+    HeadsOption,
+    KvHeadsOption,
     MatchOption,
     QuietOption,
     SkipOption,
@@ -51,6 +53,8 @@ def analyze(
     ] = False,
     trust_pickle: TrustPickleOption = False,
     weights: WeightsOption = "auto",
+    heads: HeadsOption = None,
+    kv_heads: KvHeadsOption = None,
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -81,6 +85,8 @@ def analyze(
                 trust_mtime=trust_mtime,
                 trust_pickle=trust_pickle,
                 weights=weights,
+                heads=heads,
+                kv_heads=kv_heads,
                 progress=progress,
             )
         except KeyboardInterrupt:

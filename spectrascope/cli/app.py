@@ -19,6 +19,7 @@ import typer
 from .. import __version__
 from ..errors import NothingAnalysed, SpectrascopeError
 from ._output import print_error
+from .align import align
 from .analyze import analyze
 from .export import export
 from .rank import rank
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (analyze, show, rank, spectrum, sva, export):
+for command in (analyze, show, rank, spectrum, align, sva, export):
     app.command()(command)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ..errors import NothingAnalysed
 from ..report.rows import Row
@@ -13,6 +15,8 @@ from ._options import (
     DebugOption,
     Format,
     FormatOption,
+    HeadsOption,
+    KvHeadsOption,
     MatchOption,
     QuietOption,
     SkipOption,
@@ -34,6 +38,11 @@ def show(
     skip: SkipOption = None,
     trust_pickle: TrustPickleOption = False,
     weights: WeightsOption = "auto",
+    heads: HeadsOption = None,
+    kv_heads: KvHeadsOption = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="List the pairs of consecutive matrices that `align` reports.")
+    ] = False,
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -47,11 +56,13 @@ def show(
     from ..inspection import inspect
 
     try:
-        found = inspect(paths, steps, step_regex, match or (), skip or (), trust_pickle, weights)
+        found = inspect(paths, steps, step_regex, match or (), skip or (), trust_pickle, weights, heads, kv_heads)
     except NothingAnalysed as error:
         for cause in error.causes:
             output.fail(cause)
         raise
+    if pairs:
+        return _show_pairs(found, ", ".join(sources), output)
     code = output.rows(
         "show",
         ", ".join(sources),
@@ -66,6 +77,36 @@ def show(
     )
     output.say(coverage_words(len(found.matrices), found.coverage))
     return code
+
+
+def _show_pairs(found: Any, source: str, output: Output) -> int:
+    columns = ["pair", "kind", "from", "from_side", "from_rows", "to", "to_side", "to_rows"]
+    return output.rows(
+        "show",
+        source,
+        found.pairs,
+        columns=[*columns, "heads", "guessed", "steps", "reason"],
+        tables=lambda: [_pairs_table(found)],
+        warnings=found.warnings,
+        failures=found.failures,
+        families=found.families,
+        steps=found.steps,
+    )
+
+
+def _pairs_table(found: Any) -> Table:
+    table = Table([Words("pair"), Words("kind"), Words("from"), Words("to"), "heads", Words("note")])
+    table.title = f"{counted(len(found.pairs), 'pair')}, family: {', '.join(found.families)}"
+    for row in found.pairs:
+        sides = [" ".join(filter(None, (row[f"{end}_side"], row[f"{end}_rows"]))) for end in ("from", "to")]
+        notes = ["guessed" if row["guessed"] else "", row["reason"] or "", _some(row["steps"], len(found.steps))]
+        heads = "-" if row["heads"] is None or row["reason"] else str(row["heads"])
+        table.lines.append([row["pair"], row["kind"], *sides, heads, "; ".join(filter(None, notes))])
+    return table
+
+
+def _some(steps: int, count: int) -> str:
+    return f"in {steps} of {count} checkpoints" if steps < count else ""
 
 
 def _as_rows(skipped: list[Row]) -> list[Row]:
@@ -109,6 +150,4 @@ def _role(row: dict[str, Any]) -> str:
 def _note(row: dict[str, Any], count: int) -> str:
     notes = [row["made_of"]] if row["made_of"] else []
     notes += [f"tied: {', '.join(row['tied'])}"] if row["tied"] else []
-    if row["steps"] < count:
-        notes.append(f"in {row['steps']} of {count} checkpoints")
-    return "; ".join(notes)
+    return "; ".join(filter(None, [*notes, _some(row["steps"], count)]))

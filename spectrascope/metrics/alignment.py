@@ -5,6 +5,8 @@ Singular vectors are the columns of arrays of shape (dimension, count), of the l
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -28,23 +30,29 @@ def alignment(left: ArrayLike, right: ArrayLike) -> Array:
 
 
 def diagonal(left: ArrayLike, right: ArrayLike) -> Array:
-    """A_ii = |<u_i, v'_i>| for as many i as both sides have, shape (min(j, k),). Raises ValueError as `alignment`."""
-    u, v = _vectors(left), _vectors(right)
-    if u.shape[0] != v.shape[0]:
-        raise ValueError(f"vectors of {u.shape[0]} and of {v.shape[0]} numbers are not in one space")
-    count = min(u.shape[1], v.shape[1])
-    products: Array = np.einsum("di,di->i", u[:, :count], v[:, :count])
+    """A_ii = |<u_i, v'_i>| for as many i as both sides have, shape (min(j, k),). Raises ValueError as `alignment`.
+
+    Axes before the last two are heads, each a pair of its own: (heads, d, j) and (heads, d, k) give (heads, min(j, k)).
+    """
+    u, v = _vectors(left, heads=True), _vectors(right, heads=True)
+    if u.shape[-2] != v.shape[-2]:
+        raise ValueError(f"vectors of {u.shape[-2]} and of {v.shape[-2]} numbers are not in one space")
+    count = min(u.shape[-1], v.shape[-1])
+    products: Array = np.einsum("...di,...di->...i", u[..., :count], v[..., :count])
     return np.abs(products)
 
 
-def score(values: ArrayLike) -> float:
+def score(values: ArrayLike) -> Any:
     """The mean of the first min(10, length) entries of a diagonal. Eq. 4.4. NaN entries are left out.
 
-    NaN where none is left.
+    NaN where none is left. Axes before the last are heads: (heads, length) gives (heads,); a number for one diagonal.
     """
-    leading = np.asarray(values, dtype=np.float64)[:LEADING]
-    present = leading[~np.isnan(leading)]
-    return float(present.mean()) if present.size else float("nan")
+    leading = np.asarray(values, dtype=np.float64)[..., :LEADING]
+    present = ~np.isnan(leading)
+    counts = present.sum(axis=-1)
+    sums = np.where(present, leading, 0.0).sum(axis=-1)
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means if means.ndim else float(means)
 
 
 def random_baseline(dimension: int, share: float = 1.0) -> float:
@@ -58,8 +66,8 @@ def random_baseline(dimension: int, share: float = 1.0) -> float:
     return float(np.sqrt(share * 2.0 / (np.pi * dimension)))
 
 
-def _vectors(columns: ArrayLike) -> Array:
+def _vectors(columns: ArrayLike, heads: bool = False) -> Array:
     vectors = np.asarray(columns, dtype=np.float64)
-    if vectors.ndim != 2:
+    if vectors.ndim < 2 or (vectors.ndim > 2 and not heads):
         raise ValueError(f"singular vectors are the columns of a matrix, not of an array of {vectors.ndim} dimensions")
     return vectors

@@ -10,7 +10,7 @@ import numpy as np
 from .rows import Row
 
 # What says which rows belong together, and has to agree among them.
-AGREEING = ("shape", "dtype", "reference", "baseline")
+AGREEING = ("shape", "dtype", "kind", "reference", "baseline", "guessed")
 
 
 def aggregate(stores: Sequence[Sequence[Row]], numbers: Sequence[str], name: str = "matrix") -> list[Row]:

@@ -14,7 +14,8 @@ from ..metrics.alignment import LEADING, score
 from ..store import Record, Trajectory
 from .rows import ZERO_MATRIX, Row
 
-Vectors = tuple[NDArray[np.float32], NDArray[np.float32]]
+Sides = dict[tuple[str, str], NDArray[np.float32]]
+NO_VECTORS = "no singular vectors are kept: analyse with a --top-k above 0"
 SAME_BYTES = "the same bytes as at the reference: a copy, no finding"
 
 
@@ -41,17 +42,18 @@ def sva_rows(
     """
     wanted = None if count is None else max(count, subspace or 0)
     rows: list[Row] = []
-    read: tuple[int | None, dict[str, Vectors]] = (None, {})
+    sides = [(matrix, side) for matrix in matrices for side in ("left", "right")]
+    read: tuple[int | None, Sides] = (None, {})
     for step in steps:
         other_step = reference.step_for(step)
-        mine = trajectory.leading_vectors(step, matrices, wanted)
+        mine = trajectory.sides(step, sides, wanted)
         if other_step is not None and read[0] != other_step:
-            read = (other_step, reference.trajectory.leading_vectors(other_step, matrices, wanted))
+            read = (other_step, reference.trajectory.sides(other_step, sides, wanted))
         for matrix in matrices:
             record = trajectory.info(step).record(matrix)
             if record is not None:
                 row: Row = {"step": step, "reference": other_step, "matrix": matrix}
-                one = _Side(trajectory, step, record, mine[matrix])
+                one = _Side(trajectory, step, record, mine)
                 other = _other_side(reference.trajectory, other_step, matrix, read[1])
                 is_itself = reference.trajectory is trajectory and other_step == step
                 rows.append(row | _compared(one, other, is_itself, count, subspace))
@@ -65,7 +67,12 @@ class _Side:
     trajectory: Trajectory
     step: int
     record: Record
-    vectors: Vectors
+    read: Sides
+
+    @property
+    def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """U and V, with vectors as columns."""
+        return self.read[self.record.name, "left"].T, self.read[self.record.name, "right"].T
 
     @property
     def singular_values(self) -> NDArray[np.float64]:
@@ -76,9 +83,9 @@ class _Side:
         return int(rank.numerical_rank(self.singular_values, self.record.shape, self.record.dtype))
 
 
-def _other_side(trajectory: Trajectory, step: int | None, matrix: str, read: dict[str, Vectors]) -> _Side | None:
+def _other_side(trajectory: Trajectory, step: int | None, matrix: str, read: Sides) -> _Side | None:
     record = None if step is None else trajectory.info(step).record(matrix)
-    return None if record is None or step is None else _Side(trajectory, step, record, read[matrix])
+    return None if record is None or step is None else _Side(trajectory, step, record, read)
 
 
 def _compared(one: _Side, other: _Side | None, is_itself: bool, count: int | None, subspace: int | None) -> Row:
@@ -110,7 +117,7 @@ def _reason_for_no_number(one: _Side, other: _Side | None) -> str | None:
     if one.record.role == "depthwise conv":
         return "separate filters, of which no singular vectors are kept"
     if not one.record.vectors or not other.record.vectors:
-        return "no singular vectors are kept: analyse with a --top-k above 0"
+        return NO_VECTORS
     if not one.singular_values[0] or not other.singular_values[0]:
         return ZERO_MATRIX
     return None

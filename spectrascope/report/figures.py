@@ -81,6 +81,25 @@ def diagonal_heat_map(
     _finish(figure, [axis], steps, path, log)
 
 
+def alignment_matrix(row: Row, path: Path) -> None:
+    """The whole matrix A of one pair at one step in colour (Figure B.8)."""
+    table = np.array([[np.nan if value is None else value for value in line] for line in row["matrix"] or [[None]]])
+    figure, (axis,) = _figure(6.0, [5.0])
+    colours = _colour_map().with_extremes(bad="lightgrey")
+    image = axis.imshow(np.ma.masked_invalid(table), cmap=colours, vmin=0, extent=_from_one(table.shape))
+    one, other = row["pair"].split("->")
+    axis.set_xlabel(f"place in {_label(other)}")
+    axis.set_ylabel(f"place in {_label(one)}")
+    axis.set_title(f"alignment at step {row['step']}", fontsize=10)
+    figure.colorbar(image, ax=axis, label="|<u_i, v'_j>|")
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
+
+
+def _from_one(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+    """The frame of an image whose places are counted from 1."""
+    return 0.5, shape[1] + 0.5, shape[0] + 0.5, 0.5
+
+
 def spectrum(rows: Sequence[Row], path: Path, log: bool = False) -> None:
     """Every singular value of one matrix over steps, coloured by its rank (Figure 4.1b)."""
     from matplotlib.cm import ScalarMappable

@@ -131,7 +131,7 @@ def score_summary(
         present = [row for row in found.values() if row["score"] is not None]
         lowest: dict[str, Any] = min(present, key=lambda row: row["score"]) if present else {}
         course = sparkline([found[step]["score"] if step in found else None for step in steps], can_draw_bars(), bars)
-        reason = next((row["reason"] for row in found.values() if row["reason"]), None)
+        reason = next((note for row in found.values() if (note := _score_note(row))), None)
         table.lines.append(
             [
                 name,
@@ -148,11 +148,12 @@ def score_summary(
 
 def score_details(rows: Sequence[Row], column: str, numbers: Sequence[str]) -> Table:
     """One line per step and matrix or pair, with the columns of numbers that are named."""
-    table = Table(["step", "reference", Words(column), *numbers, Words("note")])
+    references = ["reference"] if any("reference" in row for row in rows) else []
+    table = Table(["step", *references, Words(column), *numbers, Words("note")])
     for row in rows:
-        place = "-" if row.get("reference") is None else str(row["reference"])
+        places = ["-" if row[name] is None else str(row[name]) for name in references]
         cells = [number(row[name]) for name in numbers]
-        table.lines.append([str(row["step"]), place, row[column], *cells, row["reason"] or ""])
+        table.lines.append([str(row["step"]), *places, row[column], *cells, _score_note(row)])
     return table
 
 
@@ -222,6 +223,11 @@ def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int], bars
         number(last["frobenius_norm"]),
         sparkline(course, can_draw_bars(), bars) + (f"  {broken}" if broken else ""),
     ]
+
+
+def _score_note(row: Row) -> str:
+    """Why there is no score or what to know of it, and whether the pair is a guess."""
+    return "; ".join(filter(None, ["guessed" if row.get("guessed") else "", row["reason"]]))
 
 
 def _note(row: Row) -> str:

@@ -5,9 +5,10 @@ A store is a directory `NAME.spectra/` with one immutable file per checkpoint:
     step0000000500.h5
         attributes    format, format_version, spectrascope (the version that wrote it)
         catalogue     JSON text: step, source, settings, the matrices in model order (name, shape, dtype, role, hashes,
-                      reason, ...) and the skipped tensors. Names are data in it, never HDF5 paths
+                      reason, ...), the skipped tensors, the architecture. Names are data in it, never HDF5 paths
         singular_values   float64, the R values of each matrix one after the other
-        left, right       float32, of each matrix k rows of m and of n numbers, one after the other
+        left, right       float32, of each matrix k rows of m and of n numbers, one after the other; of the blocks of
+                          a matrix, which pairs of layers read, one side alone, k rows of blocks x m
 
 A file is written under a temporary name, synced and renamed: a kill loses at most the checkpoint in hand, readers never
 see half a file, and many machines can write at once. An existing file is never opened for writing.
@@ -21,7 +22,7 @@ see half a file, and many machines can write at once. An existing file is never 
 
 from .directory import open_for_writing, set_aside, step_files, step_path
 from .plain import write_plain
-from .step_file import Record, StepInfo, StepWriter, read_info, read_leading_vectors, read_step, read_vectors
+from .step_file import Record, StepInfo, StepWriter, read_info, read_sides, read_step, read_vectors
 from .trajectory import Trajectory, open
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
     "open",
     "open_for_writing",
     "read_info",
-    "read_leading_vectors",
+    "read_sides",
     "read_step",
     "read_vectors",
     "set_aside",

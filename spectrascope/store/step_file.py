@@ -7,7 +7,9 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,8 +23,10 @@ from ..errors import StoreDamaged, StoreError
 from .directory import step_path, temporary_path
 from .hdf5 import Disk, hash_arrays, reading, writing
 
+Side = tuple[str, str]
+SIDES = ("left", "right")
 FORMAT = "spectrascope-step"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Metadata with checksums, which 1.8 brought, and without the flags of a writer, which 1.10 brought: a process that is
 # killed while it has a file open must not make the file unreadable.
 LIBVER = ("v108", "v110")  # and text of fixed length: that of varying length is kept without checksums
@@ -34,7 +38,9 @@ class Record:
 
     `raw_hash` is the sha256 of the tensor's bytes, `vectors_hash` that of the vectors as stored; `reason` says why
     there is no decomposition, `failed` whether another attempt might give one, `note` what else to know; `made_of`
-    how the weight comes of what the checkpoint stores, `sparsity` the share of its entries that are exactly zero.
+    how the weight comes of what the checkpoint stores, `sparsity` the share of its entries that are exactly zero,
+    `kernel` the spatial size of a convolution. A record with `blocks` is of so many equal blocks of a matrix, of which
+    `shape` is one; only the vectors of one `side` of them are kept, and `word` is what a block is: head or direction.
     """
 
     name: str
@@ -51,16 +57,38 @@ class Record:
     vectors_hash: str = ""
     made_of: str | None = None
     sparsity: float | None = None
+    kernel: tuple[int, ...] = ()
+    blocks: int = 0
+    side: str | None = None
+    word: str = ""
 
     @property
     def rank(self) -> int:
-        """R, the number of singular values."""
+        """R, the number of singular values, of one block where there are several."""
         return min(self.shape)
+
+    @property
+    def values(self) -> int:
+        """How many singular values are kept."""
+        return self.rank * max(self.blocks, 1)
+
+    def vectors_shape(self, side: str, count: int | None = None) -> tuple[int, ...]:
+        """The shape of the vectors of a side as they are kept, or of the first `count` of them: one a row.
+
+        (k, d); of blocks (k, blocks, d); with k = 0 for the side of which none is kept.
+        """
+        k = self.vectors if count is None else min(count, self.vectors)
+        k = k if self.side in (None, side) else 0
+        dimension = self.shape[0 if side == "left" else 1]
+        return (k, self.blocks, dimension) if self.blocks else (k, dimension)
 
 
 @dataclass
 class StepInfo:
-    """A step's file without its arrays. `source` identifies the checkpoint, `settings` what was asked for."""
+    """A step's file without its arrays. `source` identifies the checkpoint, `settings` what was asked for.
+
+    `architecture` is the name of its family, and what is known of it: {"family", "facts"}.
+    """
 
     path: Path
     step: int
@@ -69,6 +97,7 @@ class StepInfo:
     records: list[Record]
     skipped: list[dict[str, Any]]
     coverage: float
+    architecture: dict[str, Any] = field(default_factory=dict)
     offsets: dict[str, tuple[int, int, int]] = field(init=False, default_factory=dict)
     sizes: tuple[int, int, int] = field(init=False)
 
@@ -77,9 +106,9 @@ class StepInfo:
         sigma = left = right = 0
         for record in self.records:
             self.offsets[record.name] = (sigma, left, right)
-            sigma += record.rank
-            left += record.vectors * record.shape[0]
-            right += record.vectors * record.shape[1]
+            sigma += record.values
+            left += prod(record.vectors_shape("left"))
+            right += prod(record.vectors_shape("right"))
         self.sizes = (sigma, left, right)
 
     @property
@@ -110,32 +139,31 @@ def read_vectors(info: StepInfo, record: Record, count: int | None = None) -> tu
 
     Raises StoreDamaged where all are read and they are not those that were written.
     """
-    k = record.vectors if count is None else min(count, record.vectors)
-    _, left, right = info.offsets[record.name]
-    m, n = record.shape
     with reading(info.path) as file:
-        u = file["left"][left : left + k * m].reshape(k, m)
-        v = file["right"][right : right + k * n].reshape(k, n)
-    if k == record.vectors and hash_arrays(u, v) != record.vectors_hash:
+        u, v = (_read_side(file, info, record, side, count) for side in SIDES)
+    if (count is None or count >= record.vectors) and hash_arrays(u, v) != record.vectors_hash:
         raise StoreDamaged(f"{info.path}: the vectors of {record.name} are not those that were written")
     return u, v
 
 
-def read_leading_vectors(info: StepInfo, records: list[Record], count: int | None = None) -> dict[str, tuple[Any, Any]]:
-    """The first `count` left and right vectors of several matrices as rows, (k, m) and (k, n) float32, by name.
+def read_sides(info: StepInfo, wanted: Iterable[Side], count: int | None = None) -> dict[Side, NDArray[np.float32]]:
+    """The first `count` vectors of sides of matrices, ("mlp.up.weight", "left"), as rows: (k, d), or (k, blocks, d).
 
-    The file is opened once. All vectors, for None. Raises StoreDamaged where it is not what was written.
+    The file is opened once. All vectors, for None. Names that are not there are left out. Raises StoreDamaged where it
+    is not what was written.
     """
-    found = {}
     with reading(info.path) as file:
-        for record in records:
-            k = record.vectors if count is None else min(count, record.vectors)
-            _, left, right = info.offsets[record.name]
-            m, n = record.shape
-            u = file["left"][left : left + k * m].reshape(k, m)
-            v = file["right"][right : right + k * n].reshape(k, n)
-            found[record.name] = (u, v)
-    return found
+        return {
+            (name, side): _read_side(file, info, record, side, count)
+            for name, side in wanted
+            if (record := info.record(name)) is not None
+        }
+
+
+def _read_side(file: Any, info: StepInfo, record: Record, side: str, count: int | None) -> Any:
+    start = info.offsets[record.name][1 if side == "left" else 2]
+    shape = record.vectors_shape(side, count)
+    return file[side][start : start + prod(shape)].reshape(shape)
 
 
 class StepWriter:
@@ -200,15 +228,13 @@ class StepWriter:
 
     def read_back(self, record: Record) -> tuple[NDArray[np.float64], Any, Any]:
         """What `add` was given for a matrix. Raises StoreError where the file is closed."""
-        at_sigma, at_left, at_right = self._info.offsets[record.name]
-        k, (m, n) = record.vectors, record.shape
+        at_sigma = self._info.offsets[record.name][0]
         try:
-            left = self._arrays["left"][at_left : at_left + k * m].reshape(k, m)
-            right = self._arrays["right"][at_right : at_right + k * n].reshape(k, n)
+            left, right = (_read_side(self._arrays, self._info, record, side, None) for side in SIDES)
             self._disk.require_written()
         except (ValueError, KeyError, OSError, RuntimeError) as error:
             raise StoreError(f"{self._temporary}: is closed") from error
-        return self._sigma[at_sigma : at_sigma + record.rank], left, right
+        return self._sigma[at_sigma : at_sigma + record.values], left, right
 
     def finish(self) -> Path:
         """Write what is left, sync, and give the file its name."""
@@ -220,6 +246,7 @@ class StepWriter:
             "matrices": [asdict(record) for record in info.records],
             "skipped": info.skipped,
             "coverage": info.coverage,
+            "architecture": info.architecture,
         }
         text = np.frombuffer(json.dumps(catalogue).encode("ascii"), dtype=np.uint8)
         with writing(self._temporary):
@@ -253,10 +280,11 @@ def _info(file: Any, path: Path) -> StepInfo:
     return _READERS[version](file, path)
 
 
-def _info_version_1(file: Any, path: Path) -> StepInfo:
+def _info_version_1_or_2(file: Any, path: Path) -> StepInfo:
+    """Version 2 brought blocks and the architecture; version 1 is without."""
     catalogue = json.loads(_checked(file["catalogue"], path).tobytes())
     records = [
-        Record(**(record | {"shape": tuple(record["shape"]), "tied": tuple(record["tied"])}))
+        Record(**(record | {name: tuple(record[name]) for name in ("shape", "tied", "kernel") if name in record}))
         for record in catalogue["matrices"]
     ]
     info = StepInfo(
@@ -267,6 +295,7 @@ def _info_version_1(file: Any, path: Path) -> StepInfo:
         records=records,
         skipped=catalogue["skipped"],
         coverage=catalogue["coverage"],
+        architecture=catalogue.get("architecture", {}),
     )
     if step_path(path.parent, info.step).name != path.name:
         raise StoreDamaged(f"{path}: holds step {info.step}, which its name does not say")
@@ -276,7 +305,7 @@ def _info_version_1(file: Any, path: Path) -> StepInfo:
 
 
 # format version -> reader. A version that was once released stays here.
-_READERS = {1: _info_version_1}
+_READERS = {1: _info_version_1_or_2, 2: _info_version_1_or_2}
 
 
 def _checked(dataset: Any, path: Path) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..errors import RequestError, StoreDamaged
 from ..remarks import AVERAGED, describe_refused
 from ..words import choices, listed
 from .directory import step_files
-from .step_file import Record, StepInfo, read_leading_vectors, read_step, read_vectors
+from .step_file import Record, Side, StepInfo, read_sides, read_step, read_vectors
 
 
 class Trajectory:
@@ -48,14 +48,15 @@ class Trajectory:
             {"path": info.source["path"], "step": step, "matrix": record.name, "reason": record.reason}
             for step, info in self._info.items()
             for record in info.records
-            if record.reason
+            if record.reason and not record.blocks  # the matrix that they are of has a reason of its own
         ]
         for step, info in self._info.items():
             if refused := describe_refused(info.refused):
                 place = info.source["path"]
                 self.failures.append({"path": place, "step": step, "matrix": None, "reason": refused})
         self.steps = list(self._info)
-        self.matrices = list(dict.fromkeys(r.name for info in self._info.values() for r in info.records))
+        records = [record for info in self._info.values() for record in info.records if not record.blocks]
+        self.matrices = list(dict.fromkeys(record.name for record in records))
         self.warnings = [
             f"{record.name} at step {step}: {record.note}"
             for step, info in self._info.items()
@@ -65,7 +66,10 @@ class Trajectory:
         if any(info.settings.get("weights") == "averaged" for info in self._info.values()):
             self.warnings.append(AVERAGED)
         self.warnings += describe_copies(
-            {step: {record.name: record.raw_hash for record in info.records} for step, info in self._info.items()},
+            {
+                step: {record.name: record.raw_hash for record in info.records if not record.blocks}
+                for step, info in self._info.items()
+            },
             {step: info.source["content"] for step, info in self._info.items()},
         )
 
@@ -106,16 +110,19 @@ class Trajectory:
         left, right = read_vectors(self.info(step), self._require_record(matrix, step), count)
         return left.T, right.T
 
-    def leading_vectors(
-        self, step: int, matrices: Sequence[str], count: int | None = None
-    ) -> dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """U (m, k) and V (n, k) of several matrices at a step, as columns, for those that it has.
+    def sides(self, step: int, wanted: Iterable[Side], count: int | None = None) -> dict[Side, NDArray[np.float32]]:
+        """The first `count` singular vectors of some sides of matrices at a step: {("mlp.up.weight", "left"): ...}.
 
-        k is `count`, or all that the store holds. Raises RequestError for a step that is not there.
+        One vector a row, (k, d), or (k, blocks, d) for the blocks of a matrix; all that the store holds, for None. What
+        it does not hold is left out. Nothing else is read. Raises RequestError for a step that is not there.
         """
-        info = self.info(step)
-        records = [record for name in matrices if (record := info.record(name)) is not None]
-        return {name: (u.T, v.T) for name, (u, v) in read_leading_vectors(info, records, count).items()}
+        return read_sides(self.info(step), wanted, count)
+
+    def block_values(self, name: str, step: int) -> NDArray[np.float64]:
+        """The singular values of what the store has under this name, (blocks, R); (1, R) for a matrix as a whole."""
+        record = self._require_record(name, step)
+        start = self._info[step].offsets[name][0]
+        return self._sigma[step][start : start + record.values].reshape(max(record.blocks, 1), record.rank)
 
     def _spectrum(self, step: int, record: Record) -> NDArray[np.float64]:
         start = self._info[step].offsets[record.name][0]

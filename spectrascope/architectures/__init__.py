@@ -1,0 +1,82 @@
+"""Facts about families of architectures: head layouts and pairs of consecutive matrices. One small file per family.
+
+    pairs.py        what a pair, a side, a block and a slice is
+    facts.py        what config.json says
+    layers.py       the matrices of a model by name
+    layouts.py      where q, k and v are in a fused projection
+    transformer.py  the pairs of a Transformer, from the names of its family
+    user_pairs.py   pairs that a user lists in a file
+
+To add a family of Transformers, write a file with its names and list it below; for others see mlp.py.
+"""
+
+from __future__ import annotations
+
+from . import (
+    bert,
+    consecutive,
+    falcon,
+    gpt2,
+    gpt_neox,
+    gptj,
+    llama,
+    mlp,
+    mpt,
+    olmo,
+    opt,
+    plain_transformer,
+    recurrent,
+    resnet,
+    t5,
+    torch_transformer,
+    unet,
+    vgg,
+    vit,
+)
+from .facts import Facts
+from .family import Family
+from .layers import Layer, Layers
+
+__all__ = ["FAMILIES", "Facts", "Family", "Layer", "Layers", "by_name", "recognise"]
+
+# Tried in this order where config.json does not tell: names that say more come first.
+FAMILIES: tuple[Family, ...] = (
+    gpt_neox.FAMILY,
+    falcon.FAMILY,
+    gpt_neox.BLOOM,
+    gpt2.FAMILY,
+    llama.FAMILY,
+    llama.LLAMA4,
+    llama.GPT_OSS,
+    gptj.FAMILY,
+    gptj.PHI,
+    opt.FAMILY,
+    bert.FAMILY,
+    vit.FAMILY,
+    mpt.FAMILY,
+    t5.FAMILY,
+    olmo.FAMILY,
+    torch_transformer.FAMILY,
+    plain_transformer.FAMILY,
+    recurrent.FAMILY,
+    unet.FAMILY,
+    resnet.FAMILY,
+    vgg.FAMILY,
+    mlp.FAMILY,
+    consecutive.FAMILY,
+)
+_BY_NAME = {family.name: family for family in FAMILIES}
+_BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+
+def recognise(layers: Layers, facts: Facts) -> Family:
+    """The family of a model: by the `model_type` of its config.json, else by names."""
+    for model_type in facts.model_types:
+        if model_type in _BY_MODEL_TYPE:
+            return _BY_MODEL_TYPE[model_type]
+    return next(family for family in FAMILIES if family.fits(layers))
+
+
+def by_name(name: str | None, layers: Layers, facts: Facts) -> Family:
+    """The family of this name; recognised anew where there is none of it."""
+    return _BY_NAME.get(name or "") or recognise(layers, facts)

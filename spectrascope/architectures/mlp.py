@@ -1,0 +1,39 @@
+"""MLPs and nn.Sequential: each Linear to the next."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from .convolutions import chain
+from .facts import Facts
+from .family import WithoutParts
+from .layers import Layers, stem
+from .pairs import Pair
+from .vgg import MEMBER
+
+NUMBER = re.compile(r"\d+")
+
+
+class MLP(WithoutParts):
+    """Linears in one line."""
+
+    name = "MLP"
+
+    def fits(self, layers: Layers) -> bool:
+        """Whether names differ in a number alone; or are those of members of a stack, and each fits the next."""
+        names = [stem(layer.name) for layer in layers]
+        if len(names) < 2 or any(layer.kernel or layer.role not in _ROLES for layer in layers):
+            return False
+        if len({NUMBER.sub("*", name) for name in names}) == 1:
+            return True
+        in_line = all(one.shape[0] == other.shape[1] for one, other in pairwise(layers))
+        return in_line and all(MEMBER.search(name) for name in names)
+
+    def pairs(self, layers: Layers, facts: Facts, gate: str | None = None) -> list[Pair]:
+        """Each to the next."""
+        return [chain("linear", one, other) for one, other in pairwise(layers)]
+
+
+_ROLES = ("linear", "head", "unembedding")
+FAMILY = MLP()

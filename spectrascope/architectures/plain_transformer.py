@@ -1,0 +1,47 @@
+"""Transformers written by hand, in the names that people use for them: `attn.query`, `attn.wq`, `mlp.up`, ..."""
+
+from .transformer import Attention, Perceptron, Transformer
+
+LAYERS = ("attn", "attention", "self_attn", "self_attention", "mha")
+QUERIES_KEYS_VALUES = (
+    ("query", "key", "value"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("wq", "wk", "wv"),
+    ("W_q", "W_k", "W_v"),
+    ("to_q", "to_k", "to_v"),
+    ("q", "k", "v"),
+)
+OUTPUTS = ("out", "out_proj", "o_proj", "proj", "wo", "W_o", "to_out", "to_out.0", "o", "output")
+MLPS = ("mlp", "ffn", "ff", "feed_forward")
+UPS_AND_DOWNS = (
+    *((("gate", "up"), "down"), (("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"), (("fc1",), "fc2")),
+    *((("linear1",), "linear2"), (("c_fc",), "c_proj"), (("fc_in",), "fc_out"), (("0",), "2"), (("0",), "3")),
+    *((("net.0",), "net.2"), (("net.0",), "net.3")),
+)
+
+FAMILY = Transformer(
+    "Transformer",
+    sublayers=(
+        tuple(
+            Attention(
+                query=f"{layer}.{q}",
+                key=f"{layer}.{k}",
+                value=f"{layer}.{v}",
+                output="|".join(f"{layer}.{output}" for output in OUTPUTS),
+            )
+            for layer in LAYERS
+            for q, k, v in QUERIES_KEYS_VALUES
+        ),
+        tuple(
+            Perceptron(up=tuple(f"{mlp}.{up}" for up in ups), down=f"{mlp}.{down}")
+            for mlp in MLPS
+            for ups, down in UPS_AND_DOWNS
+        ),
+    ),
+    embeddings=(
+        *("embed", "embedding", "embeddings", "embed_tokens", "tok_embeddings", "token_embedding", "tok_emb"),
+        *("token_emb", "wte", "emb", "token_embedding_table"),
+    ),
+    unembedding=("unembed", "unembedding", "lm_head", "head", "output", "out", "fc_out"),
+    outputs=(("classifier",),),
+)
