@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from .facts import Facts
-from .layouts import LayoutUnknown, Parts, Rows, grouped, interleaved
+from .layouts import Parts, grouped, interleaved, one_key
 from .transformer import Attention, Perceptron, Transformer
 
 
 def layout(rows: int, output: int | None, facts: Facts) -> Parts:
     """Of the new architecture by groups of heads; else all queries and one key and value, or interleaved by head."""
-    if facts.flag("new_decoder_architecture", False):
+    if _is_grouped(facts):
         return grouped(rows, output, facts)
     if not facts.flag("multi_query", True):
         return interleaved(rows, output, facts)
-    if facts.heads is None or rows % (facts.heads + 2):
-        raise LayoutUnknown(f"{facts.heads} heads with one key and value do not divide {rows} rows")
-    size = rows // (facts.heads + 2)
-    ends = [0, facts.heads * size, (facts.heads + 1) * size, rows]
-    return {part: Rows(1, ends[i], ends[i + 1]) for i, part in enumerate("qkv")}
+    return one_key(rows, output, facts)
+
+
+def _is_grouped(facts: Facts) -> bool:
+    """That of Falcon 40B and later; the first config of 40B says it by its model type alone."""
+    return facts.flag("new_decoder_architecture", "RefinedWeb" in facts.model_types)
 
 
 MODEL_TYPES = ("falcon", "RefinedWeb", "RefinedWebModel")
@@ -30,7 +31,7 @@ FAMILY = Transformer(
     ),
     embeddings=("word_embeddings",),
     model_types=MODEL_TYPES,
-    parallel=lambda facts: facts.flag("new_decoder_architecture", False) or facts.flag("parallel_attn", True),
+    parallel=lambda facts: _is_grouped(facts) or facts.flag("parallel_attn", True),
     tied=MODEL_TYPES,
     known_by_names=False,  # BLOOM has the same
     outputs=(("score",),),

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from .facts import Facts
 
-NO_HEADS = (
-    "the number of heads is not known: there is no config.json beside the checkpoint that tells it; "
-    "analyse with --heads (and --kv-heads where keys and values have fewer)"
-)
+NO_HEADS = "the number of heads is not known: no config.json tells it; analyse with --heads N"
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,20 @@ def concatenated(rows: int, output: int | None, facts: Facts) -> Parts:
 
 def thirds(rows: int, output: int | None, facts: Facts) -> Parts:
     """Queries, keys and values one after the other, as many of each."""
-    if rows % 3:
+    if rows % 3 or output not in (None, rows // 3):
         raise LayoutUnknown(f"{rows} rows are not as many queries as keys and values")
     third = rows // 3
     return {"q": Rows(1, 0, third), "k": Rows(1, third, 2 * third), "v": Rows(1, 2 * third, rows)}
+
+
+def one_key(rows: int, output: int | None, facts: Facts) -> Parts:
+    """The queries of all heads, then one key and one value that they share (multi-query attention)."""
+    heads = _require_heads(facts)
+    size = rows // (heads + 2)
+    if size < 1 or size * (heads + 2) != rows:
+        raise LayoutUnknown(f"{heads} heads with one key and value do not divide {rows} rows")
+    ends = [0, heads * size, (heads + 1) * size, rows]
+    return {part: Rows(1, ends[i], ends[i + 1]) for i, part in enumerate("qkv")}
 
 
 def interleaved(rows: int, output: int | None, facts: Facts) -> Parts:
