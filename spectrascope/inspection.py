@@ -11,8 +11,9 @@ from .architectures.facts import read_facts
 from .architectures.pairs import Pair, Side
 from .checkpoints import Checkpoint, find_checkpoints, require_weights
 from .errors import CheckpointError, NothingAnalysed, RequestError, unreadable
-from .matrices import plan, selected
+from .matrices import plan
 from .remarks import AVERAGED, describe_refused
+from .selection import selected
 from .steps import select_steps
 
 

@@ -15,8 +15,9 @@ from .checkpoints import Checkpoint, Reference
 from .checkpoints.checkpoint import hash_tensor
 from .decompose import Decomposition, decompose, decompose_blocks, norms_of_rows, share_of_zeros
 from .errors import RequestError
-from .matrices import Matrix, Plan, plan, selected
+from .matrices import Matrix, Plan, plan
 from .reuse import Known
+from .selection import selected
 from .store import Record, StepInfo, StepWriter, read_step, read_vectors, step_path
 from .workers import Pool, all_cores, needs_all_cores
 

@@ -5,26 +5,21 @@ Nothing is dropped silently: every tensor of a checkpoint is either the source o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from math import prod
 from typing import TYPE_CHECKING
 
 from .architectures import Facts, Family, Layer, Layers, recognise
 from .architectures.layouts import Parts, Rows
 from .architectures.pairs import Blocks, Pair, Vectors, with_part
-from .errors import RequestError
 from .roles import EMBEDDINGS, HEADS, Order, fused_halves, role_of
 from .skipping import reason_to_skip
 from .tensors import TensorInfo, natural_key
-from .words import choices
 
 if TYPE_CHECKING:
     import torch
 
-BRACKETS = re.compile(r"(?<!\[)\[(?![!\[\]])([^\]-]*)\]")
 NO_FACTS = Facts()
 LEFT_OUT = "left out by --match or --skip"
 
@@ -181,30 +176,6 @@ def plan(
     coverage = analysed / parameters if parameters else 0.0
     blocks = _blocks(pairs, matrices, tensors)
     return Plan(matrices, skipped, coverage, blocks, model.family.name, facts, pairs)
-
-
-def selected(name: str, match: Sequence[str], skip: Sequence[str]) -> bool:
-    """Whether any glob of `match` (all names, if there is none) and none of `skip` fits a name, or is the name."""
-    return (not match or any(fits_glob(name, glob) for glob in match)) and not any(
-        fits_glob(name, glob) for glob in skip
-    )
-
-
-def fits_glob(name: str, glob: str) -> bool:
-    """Whether a glob fits a name, or is it.
-
-    Brackets belong to names such as `w[0]`; around a range or a negation, `[0-4]` or `[!x]`, they are a glob's.
-    """
-    return name == glob or fnmatchcase(name, BRACKETS.sub(r"[[]\1]", glob))
-
-
-def require_match(names: Sequence[str], match: Sequence[str], skip: Sequence[str] = ()) -> list[str]:
-    """The names that are asked for. Raises RequestError where none is."""
-    found = [name for name in names if selected(name, match, skip)]
-    if names and not found:
-        asked = ", ".join(repr(glob) for glob in (*match, *skip))
-        raise RequestError(f"no matrix matches {asked}; {choices((*match, *skip)[0], names)}")
-    return found
 
 
 def model_order(names: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ LAYERS = [
     {"reuse"},
     {"metrics", "store", "checkpoints"},
     {"workers"},
-    {"decompose", "matrices", "copies", "remarks", "steps", "progress"},
+    {"decompose", "matrices", "selection", "copies", "remarks", "steps", "progress"},
     {"words", "skipping", "architectures"},
     {"roles"},
     {"tensors"},

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from spectrascope.matrices import Matrix, Plan, model_order, plan, selected
+from spectrascope.matrices import Matrix, Plan, model_order, plan
 from spectrascope.roles import is_expert_stack
+from spectrascope.selection import selected
 from spectrascope.tensors import TensorInfo
 
 

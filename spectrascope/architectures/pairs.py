@@ -76,13 +76,17 @@ class Side:
 
     def dimension(self, shape: tuple[int, int]) -> int:
         """How many entries of a vector are compared, for a matrix of this shape."""
-        rows, columns = shape if self.blocks is None else self.blocks.shape(shape)
-        length = rows if self.vectors == "left" else columns
+        length = self._length(shape)
         return length if self.kept is None else self.kept.kept(length)
 
     def share(self, shape: tuple[int, int]) -> float:
         """The share of the entries that is compared, in (0, 1]."""
-        return self.dimension(shape) / replace(self, kept=None).dimension(shape)
+        return self.dimension(shape) / self._length(shape) if self.kept else 1.0
+
+    def _length(self, shape: tuple[int, int]) -> int:
+        """How many entries its vectors have."""
+        rows, columns = shape if self.blocks is None else self.blocks.shape(shape)
+        return rows if self.vectors == "left" else columns
 
 
 @dataclass(frozen=True)

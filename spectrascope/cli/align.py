@@ -162,4 +162,4 @@ def _draw_scores(rows: list[Row], steps: list[int], path: Path, log: bool) -> No
 def _table(rows: list[Row], steps: list[int], details: bool, output: Output) -> Table:
     if details or len(steps) == 1:
         return score_details(rows, "pair", ["score", "baseline"])
-    return score_summary(rows, "pair", steps, LABEL, output.terminal_width)
+    return score_summary(rows, "pair", steps, LABEL, "highest", output.terminal_width)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
@@ -19,24 +21,29 @@ import typer
 from .. import __version__
 from ..errors import NothingAnalysed, SpectrascopeError
 from ._output import print_error
-from .align import align
-from .analyze import analyze
-from .export import export
-from .rank import rank
-from .show import show
-from .spectrum import spectrum
-from .sva import sva
 
-app = typer.Typer(
-    name="spectrascope",
-    help="What did training do to the weights? Singular spectra of checkpoint trajectories.",
-    epilog="Results go to stdout and nothing else does. Exit codes: 0 all done, 1 failed, 2 wrong usage, "
-    "3 some checkpoints or matrices failed, 130 interrupted.",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (analyze, show, rank, spectrum, align, sva, export):
-    app.command()(command)
+# One module each, in the order of `--help`.
+COMMANDS = ("analyze", "show", "rank", "spectrum", "align", "sva", "export")
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """The application with the command that is asked for; with all of them where none is.
+
+    Typer needs half a second for the options of all commands, which is longer than most reports.
+    """
+    app = typer.Typer(
+        name="spectrascope",
+        help="What did training do to the weights? Singular spectra of checkpoint trajectories.",
+        epilog="Results go to stdout and nothing else does. Exit codes: 0 all done, 1 failed, 2 wrong usage, "
+        "3 some checkpoints or matrices failed, 130 interrupted.",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name in (asked,) if asked in COMMANDS else COMMANDS:
+        app.command()(getattr(import_module(f".{name}", __package__), str(name)))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,7 +52,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -60,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _open_closed_streams()
     _never_fail_to_print()
+    gc.set_threshold(100_000)  # rows are many small objects, and none of them is in a cycle
     code = _run(arguments)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -75,7 +82,7 @@ def _run(arguments: list[str]) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # those of libraries; ours go through Output
-            code = app(args=arguments, prog_name="spectrascope", standalone_mode=False)
+            code = app_for(arguments)(args=arguments, prog_name="spectrascope", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return 130

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from ..errors import RequestError
-from ..matrices import require_match
 from ..report.aggregate import aggregate as mean_rows
 from ..report.aggregate import columns_of
 from ..report.figures import rank_heat_map, require_plottable
-from ..report.rows import RANK_COLUMNS, Row, rank_rows, require_rows
+from ..report.rows import RANK_COLUMNS, Row, head_rows, rank_rows, require_rows
 from ..report.tables import Table, rank_details, rank_summary
 from ..report.training_metrics import read_training_metrics
+from ..selection import require_match
 from ..steps import select_steps
 from ._options import (
     AggregateOption,
@@ -44,6 +44,9 @@ def rank(
         typer.Option("--step", help="One step, one line per matrix, every column."),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="A line per step and matrix, every column.")] = False,
+    heads_table: Annotated[
+        bool, typer.Option("--heads-table", help="The heads of attention layers, each as a matrix of its own.")
+    ] = False,
     plot: PlotOption = None,
     metrics: Annotated[
         Path | None,
@@ -70,9 +73,19 @@ def rank(
     if plot:
         require_plottable(plot)
     trajectories = open_several(stores, aggregate, output)
-    matrices = require_match(all_matrices(trajectories), matrix or ())
     chosen = [select_steps(one.steps, steps if step is None else str(step)) for one in trajectories]
-    found = [rank_rows(one, some, matrices) for one, some in zip(trajectories, chosen, strict=True)]
+    if heads_table:
+        of_heads = [head_rows(one, some) for one, some in zip(trajectories, chosen, strict=True)]
+        names = list(dict.fromkeys(row["matrix"] for rows in of_heads for row in rows))
+        if not names:
+            raise RequestError(
+                "the store has no heads: analyse with --heads N, or with config.json beside the checkpoint"
+            )
+        matrices = require_match(names, matrix or ())
+        found = [[row for row in rows if row["matrix"] in set(matrices)] for rows in of_heads]
+    else:
+        matrices = require_match(all_matrices(trajectories), matrix or ())
+        found = [rank_rows(one, some, matrices) for one, some in zip(trajectories, chosen, strict=True)]
     numbers = (*RANK_COLUMNS, "sparsity")
     rows = require_rows(mean_rows(found, numbers) if aggregate else found[0], matrices)
     all_steps = sorted(set(chain(*chosen)))

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from ..errors import RequestError
-from ..matrices import require_match
 from ..metrics.alignment import LEADING
 from ..report.aggregate import aggregate as mean_rows
 from ..report.aggregate import columns_of
@@ -17,6 +16,7 @@ from ..report.agreement_rows import Reference, sva_rows
 from ..report.figures import require_plottable
 from ..report.rows import Row, require_rows
 from ..report.tables import Table, score_details, score_summary
+from ..selection import require_match
 from ..steps import select_steps
 from ..store import Trajectory
 from ._options import (
@@ -144,4 +144,4 @@ def _draw(rows: list[Row], steps: list[int], path: Path, log: bool) -> None:
 def _table(rows: list[Row], steps: list[int], overlaps: list[str], details: bool, output: Output) -> Table:
     if details or overlaps or len(steps) == 1:
         return score_details(rows, "matrix", ["score", "baseline", *overlaps])
-    return score_summary(rows, "matrix", steps, "singular vector agreement", output.terminal_width)
+    return score_summary(rows, "matrix", steps, "singular vector agreement", "lowest", output.terminal_width)

@@ -49,13 +49,14 @@ def subspace_overlap(vectors: ArrayLike, others: ArrayLike, count: int) -> float
     return float(np.sum(alignment(one[:, :count], other[:, :count]) ** 2) / count)
 
 
-def close_values(singular_values: ArrayLike, count: int) -> tuple[int, int] | None:
-    """The places (from 0) of the first two of the leading `count` singular values that are closer than 1e-6 sigma_1.
+def first_close(singular_values: ArrayLike) -> NDArray[np.int64]:
+    """The first place (from 0) whose singular value is closer than 1e-6 sigma_1 to the next, R where none is.
 
-    Each of them is compared with its neighbours, the one after the last as well. None where all are apart, and for a
-    zero matrix.
+    Singular values are descending along the last axis, (..., R); the answer is (...). A zero matrix has them at 0.
     """
     sigma = np.asarray(singular_values, dtype=np.float64)
-    gaps = -np.diff(sigma[: count + 1])
-    found = np.flatnonzero(gaps < CLOSE * sigma[0]) if sigma.size and sigma[0] > 0 else np.array([], dtype=int)
-    return (int(found[0]), int(found[0]) + 1) if found.size else None
+    is_close = -np.diff(sigma, axis=-1) < CLOSE * sigma[..., :1]
+    none = np.full(sigma.shape[:-1], sigma.shape[-1], dtype=np.int64)
+    if not is_close.shape[-1]:
+        return none
+    return np.where(is_close.any(axis=-1), np.argmax(is_close, axis=-1), none)

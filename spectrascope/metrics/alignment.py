@@ -38,8 +38,8 @@ def diagonal(left: ArrayLike, right: ArrayLike) -> Array:
     if u.shape[-2] != v.shape[-2]:
         raise ValueError(f"vectors of {u.shape[-2]} and of {v.shape[-2]} numbers are not in one space")
     count = min(u.shape[-1], v.shape[-1])
-    products: Array = np.einsum("...di,...di->...i", u[..., :count], v[..., :count])
-    return np.abs(products)
+    sums: Array = np.sum(u[..., :count] * v[..., :count], axis=-2, dtype=np.float64)
+    return np.abs(sums)
 
 
 def score(values: ArrayLike) -> Any:
@@ -66,8 +66,11 @@ def random_baseline(dimension: int, share: float = 1.0) -> float:
     return float(np.sqrt(share * 2.0 / (np.pi * dimension)))
 
 
-def _vectors(columns: ArrayLike, heads: bool = False) -> Array:
-    vectors = np.asarray(columns, dtype=np.float64)
+def _vectors(columns: ArrayLike, heads: bool = False) -> NDArray[Any]:
+    """Floats as they are: a product of two stored float32 numbers is as exact as they are, and sums are in float64."""
+    vectors = np.asarray(columns)
+    if vectors.dtype != np.float32 or not heads:
+        vectors = vectors.astype(np.float64, copy=False)
     if vectors.ndim < 2 or (vectors.ndim > 2 and not heads):
         raise ValueError(f"singular vectors are the columns of a matrix, not of an array of {vectors.ndim} dimensions")
     return vectors

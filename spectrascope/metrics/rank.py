@@ -35,7 +35,7 @@ def spectral_entropy(singular_values: ArrayLike) -> Array:
     """
     p = _shares(_spectrum(singular_values))
     terms = p * np.log(np.where(p > 0, p, 1.0))
-    return _where_present(p, 0.0 - np.nansum(terms, axis=-1))  # not -0.0 for rank one
+    return _where_present(p, 0.0 - _sum(terms))  # not -0.0 for rank one
 
 
 def effective_rank(singular_values: ArrayLike) -> Array:
@@ -53,7 +53,7 @@ def norm_effective_rank(singular_values: ArrayLike) -> Array:
 def stable_rank(singular_values: ArrayLike) -> Array:
     """sum sigma_i^2 / sigma_1^2; in [1, R]. NaN for a zero matrix."""
     ratio = _relative(_spectrum(singular_values))
-    return _where_present(ratio, np.nansum(ratio**2, axis=-1))
+    return _where_present(ratio, _sum(ratio**2))
 
 
 def spectral_norm(singular_values: ArrayLike) -> Array:
@@ -67,19 +67,22 @@ def frobenius_norm(singular_values: ArrayLike) -> Array:
     top = _largest(sigma)
     # Relative to sigma_1, so that the squares of very large or very small float64 weights exist.
     ratio = sigma / np.where(top > 0, top, 1.0)[..., None]
-    return _where_present(sigma, np.sqrt(np.nansum(ratio**2, axis=-1)) * np.where(top > 0, top, 1.0))
+    return _where_present(sigma, np.sqrt(_sum(ratio**2)) * np.where(top > 0, top, 1.0))
 
 
 def nuclear_norm(singular_values: ArrayLike) -> Array:
     """sum sigma_i, in the unit of the weights; 0 for a zero matrix."""
     sigma = _spectrum(singular_values)
-    return _where_present(sigma, np.nansum(sigma, axis=-1))
+    return _where_present(sigma, _sum(sigma))
 
 
 def rank_99(singular_values: ArrayLike) -> Array:
     """The fewest of the largest sigma_i^2 that hold 99% of the energy; in [1, R]. NaN for a zero matrix."""
     ratio = _relative(_spectrum(singular_values))
-    energy = np.cumsum(-np.sort(-(np.nan_to_num(ratio) ** 2), axis=-1), axis=-1)
+    squares = np.nan_to_num(ratio) ** 2
+    if np.any(squares[..., 1:] > squares[..., :-1]):
+        squares = -np.sort(-squares, axis=-1)
+    energy = np.cumsum(squares, axis=-1)
     enough = energy >= 0.99 * energy[..., -1:]
     return _where_present(ratio, 1.0 + np.argmax(enough, axis=-1))
 
@@ -112,7 +115,15 @@ def _spectrum(singular_values: ArrayLike) -> Array:
 
 
 def _largest(sigma: Array) -> Array:
-    return _where_present(sigma, np.max(np.where(np.isnan(sigma), -np.inf, sigma), axis=-1))
+    """NaN where the spectrum is NaN throughout."""
+    largest: Array = np.fmax.reduce(sigma, axis=-1)
+    return largest
+
+
+def _sum(values: Array) -> Array:
+    """The sum along the last axis without NaN; that of none is 0."""
+    sums: Array = np.sum(values, axis=-1)
+    return np.nansum(values, axis=-1) if np.isnan(sums).any() else sums
 
 
 def _relative(sigma: Array) -> Array:
@@ -123,10 +134,10 @@ def _relative(sigma: Array) -> Array:
 
 def _shares(sigma: Array) -> Array:
     ratio = _relative(sigma)
-    total = np.nansum(ratio, axis=-1)
+    total = _sum(ratio)
     return ratio / np.where(total > 0, total, np.nan)[..., None]
 
 
 def _where_present(sigma: Array, value: ArrayLike) -> Array:
     """`value`, and NaN where the spectrum is NaN throughout."""
-    return np.where(np.all(np.isnan(sigma), axis=-1), np.nan, value)
+    return np.where(np.isnan(_largest(sigma)), np.nan, value)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..metrics import agreement, rank
+from ..metrics import agreement
 from ..metrics.alignment import LEADING, score
 from ..store import Record, Trajectory
-from .rows import ZERO_MATRIX, Row
+from .directions import Directions, directions_of
+from .rows import ZERO_MATRIX, Row, plain, plain_list
 
 Sides = dict[tuple[str, str], NDArray[np.float32]]
 NO_VECTORS = "no singular vectors are kept: analyse with a --top-k above 0"
@@ -43,18 +43,21 @@ def sva_rows(
     wanted = None if count is None else max(count, subspace or 0)
     rows: list[Row] = []
     sides = [(matrix, side) for matrix in matrices for side in ("left", "right")]
+    mine = directions_of(trajectory, steps, matrices)
+    reference_steps = list(dict.fromkeys(step for one in steps if (step := reference.step_for(one)) is not None))
+    theirs = directions_of(reference.trajectory, reference_steps, matrices)
     read: tuple[int | None, Sides] = (None, {})
     for step in steps:
         other_step = reference.step_for(step)
-        mine = trajectory.sides(step, sides, wanted)
+        here = trajectory.sides(step, sides, wanted)
         if other_step is not None and read[0] != other_step:
             read = (other_step, reference.trajectory.sides(other_step, sides, wanted))
         for matrix in matrices:
             record = trajectory.info(step).record(matrix)
             if record is not None:
                 row: Row = {"step": step, "reference": other_step, "matrix": matrix}
-                one = _Side(trajectory, step, record, mine)
-                other = _other_side(reference.trajectory, other_step, matrix, read[1])
+                one = _Side(record, mine[step, matrix], here)
+                other = _other_side(reference.trajectory, other_step, matrix, read[1], theirs)
                 is_itself = reference.trajectory is trajectory and other_step == step
                 rows.append(row | _compared(one, other, is_itself, count, subspace))
     return rows
@@ -64,9 +67,8 @@ def sva_rows(
 class _Side:
     """One of the two matrices of a row."""
 
-    trajectory: Trajectory
-    step: int
     record: Record
+    directions: Directions
     read: Sides
 
     @property
@@ -75,17 +77,19 @@ class _Side:
         return self.read[self.record.name, "left"].T, self.read[self.record.name, "right"].T
 
     @property
-    def singular_values(self) -> NDArray[np.float64]:
-        return self.trajectory.singular_values(self.record.name, self.step)
-
-    @property
     def numerical_rank(self) -> int:
-        return int(rank.numerical_rank(self.singular_values, self.record.shape, self.record.dtype))
+        return int(self.directions.ranks[0])
 
 
-def _other_side(trajectory: Trajectory, step: int | None, matrix: str, read: Sides) -> _Side | None:
+def _other_side(
+    trajectory: Trajectory,
+    step: int | None,
+    matrix: str,
+    read: Sides,
+    directions: dict[tuple[int, str], Directions],
+) -> _Side | None:
     record = None if step is None else trajectory.info(step).record(matrix)
-    return None if record is None or step is None else _Side(trajectory, step, record, read)
+    return None if record is None or step is None else _Side(record, directions[step, matrix], read)
 
 
 def _compared(one: _Side, other: _Side | None, is_itself: bool, count: int | None, subspace: int | None) -> Row:
@@ -98,12 +102,12 @@ def _compared(one: _Side, other: _Side | None, is_itself: bool, count: int | Non
     (u, v), (other_u, other_v) = one.vectors, other.vectors
     values = agreement.agreement_diagonal(u, v, other_u, other_v)
     values[min(one.numerical_rank, other.numerical_rank) :] = np.nan
-    row["score"] = _plain(score(values))
+    row["score"] = plain(score(values))
     row["baseline"] = agreement.agreement_baseline(one.record.shape)
-    row["diagonal"] = [_plain(value) for value in values[:count]]
+    row["diagonal"] = plain_list(values[:count])
     if subspace is not None:
-        row["left_overlap"] = _plain(agreement.subspace_overlap(u, other_u, subspace))
-        row["right_overlap"] = _plain(agreement.subspace_overlap(v, other_v, subspace))
+        row["left_overlap"] = plain(agreement.subspace_overlap(u, other_u, subspace))
+        row["right_overlap"] = plain(agreement.subspace_overlap(v, other_v, subspace))
     return row | {"reason": _remark(one, other, is_itself, len(values))}
 
 
@@ -118,7 +122,7 @@ def _reason_for_no_number(one: _Side, other: _Side | None) -> str | None:
         return "separate filters, of which no singular vectors are kept"
     if not one.record.vectors or not other.record.vectors:
         return NO_VECTORS
-    if not one.singular_values[0] or not other.singular_values[0]:
+    if not one.numerical_rank or not other.numerical_rank:
         return ZERO_MATRIX
     return None
 
@@ -132,13 +136,8 @@ def _remark(one: _Side, other: _Side, is_itself: bool, kept: int) -> str | None:
         return f"{kept} singular vectors are kept, and the score asks for {needed}: analyse with a larger --top-k"
     there = min(needed, one.numerical_rank, other.numerical_rank)
     for side, where in ((one, ""), (other, " at the reference")):
-        close = agreement.close_values(side.singular_values[: side.numerical_rank], there)
+        close = side.directions.close_among(there)
         if close is not None and not is_itself:
             places = f"sigma_{close[0] + 1} and sigma_{close[1] + 1}"
             return f"{places}{where} are equal to 1e-6: their vectors are not unique"
     return None
-
-
-def _plain(value: Any) -> float | None:
-    number = float(value)
-    return number if np.isfinite(number) else None

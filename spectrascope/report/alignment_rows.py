@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..architectures.pairs import Pair, Side
-from ..metrics import agreement, rank
 from ..metrics.alignment import LEADING, alignment, diagonal, random_baseline, score
 from ..store import Record, Trajectory
 from .agreement_rows import NO_VECTORS
-from .rows import ZERO_MATRIX, Row
+from .directions import Directions, directions_of
+from .rows import ZERO_MATRIX, Row, plain_list
 
-Vectors = NDArray[np.float64]
+Array = NDArray[Any]
+Read = dict[tuple[str, str], NDArray[np.float32]]
 
 
 def align_rows(
@@ -31,148 +32,166 @@ def align_rows(
     Parameters: `count` is how many entries of the diagonal, None for all that the store has vectors for; `whole` adds
     the matrix A of all of them, the mean over heads where the pair has heads.
     """
+    sides = {side for by_step in pairs.values() for pair in by_step.values() for side in (pair.one, pair.other)}
+    directions = directions_of(trajectory, steps, {side.stored for side in sides})
     rows = []
     for step in steps:
-        here = [by_step[step] for by_step in pairs.values() if step in by_step]
-        sides = {(side.stored, side.vectors) for pair in here if pair.reason is None for side in (pair.one, pair.other)}
-        read = trajectory.sides(step, sorted(sides), count)
-        for name, by_step in pairs.items():
-            pair = by_step.get(step)
-            row: Row = {"step": step, "pair": name, "kind": next(iter(by_step.values())).kind}
-            row |= {"score": None, "baseline": None, "diagonal": None, "per_head": None}
-            row |= {"matrix": None} if whole else {}
-            row |= {"guessed": next(iter(by_step.values())).guessed}
-            rows.append(row | _values(trajectory, step, pair, read, whole))
+        here = {
+            name: _sides(trajectory, step, pair, directions) if (pair := by_step.get(step)) else ABSENT
+            for name, by_step in pairs.items()
+        }
+        found = {name: sides for name, sides in here.items() if not isinstance(sides, str)}
+        read = trajectory.sides(step, dict.fromkeys(side.key for sides in found.values() for side in sides), count)
+        compared = {name: _Compared(pairs[name][step], *sides, read) for name, sides in found.items()}
+        numbers = _numbers({name: one.diagonals for name, one in compared.items()})
+        for name, reason in here.items():
+            pair = pairs[name].get(step) or next(iter(pairs[name].values()))
+            row: Row = {"step": step, "pair": name, "kind": pair.kind, **NO_VALUES, "guessed": pair.guessed}
+            if whole:
+                row["matrix"] = None
+            rows.append(row | (compared[name].row(numbers[name], whole) if name in compared else {"reason": reason}))
     return rows
 
 
-def _values(trajectory: Trajectory, step: int, pair: Pair | None, read: dict[Any, Any], whole: bool) -> Row:
-    if pair is None:
-        return {"reason": "not there at this step"}
-    if pair.reason is not None:
-        return {"reason": pair.reason}
-    sides = [_read(trajectory, step, side, read) for side in (pair.one, pair.other)]
-    for side in sides:
-        if isinstance(side, str):
-            return {"reason": side}
-    one, other = (side.of_heads(pair) for side in sides if not isinstance(side, str))
-    values = diagonal(one.vectors, other.vectors)
-    null = np.minimum(one.numerical_ranks, other.numerical_ranks)
-    values[np.arange(values.shape[-1]) >= null[:, None]] = np.nan
-    scores = score(values)
-    is_mean = pair.heads is not None
-    row: Row = {
-        "score": _plain(_mean(scores)),
-        "baseline": random_baseline(one.dimension, one.share * other.share),
-        "diagonal": [_plain(value) for value in _mean(values)],
-        "per_head": [_plain(value) for value in scores] if is_mean else None,
-    }
-    if whole:
-        row["matrix"] = [[_plain(value) for value in line] for line in _whole(one, other)]
-    if row["score"] is None:
-        return {"reason": _zero(one, other, pair)}
-    return row | {"reason": _remark(one, other, pair, values.shape[-1])}
+ABSENT = "not there at this step"
+NO_VALUES: Row = {"score": None, "baseline": None, "diagonal": None, "per_head": None}
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A side of a pair at a step: singular `values` (blocks, R), `vectors` (blocks, d, k) cut to what is compared."""
+class _Side:
+    """One side of a pair at a step, as the store has it. `whole` is the shape of the matrix that blocks are cut of."""
 
     side: Side
     record: Record
     whole: tuple[int, int]
-    values: NDArray[np.float64]
-    vectors: Any
+    directions: Directions
 
     @property
-    def dimension(self) -> int:
-        return int(self.vectors.shape[-2])
+    def key(self) -> tuple[str, str]:
+        return self.side.stored, self.side.vectors
 
-    @property
-    def share(self) -> float:
-        return self.side.share(self.whole)
+    def blocks_for(self, heads: int) -> list[int]:
+        """The block of each head; one for several heads counts for each of them."""
+        if self.side.index is not None:
+            return [self.side.index]
+        blocks = max(self.record.blocks, 1)
+        return [head * blocks // heads for head in range(heads)]
 
-    @property
-    def numerical_ranks(self) -> NDArray[np.int64]:
-        """How many directions of each block are more than rounding noise."""
-        ranks = rank.numerical_rank(self.values, self.record.shape, self.record.dtype)
-        return np.asarray(ranks, dtype=np.int64)
+    def vectors(self, read: Read, blocks: list[int]) -> Array:
+        """The vectors as columns, cut to what is compared: (d, k), or (heads, d, k)."""
+        stored = read[self.key]
+        if self.record.blocks:
+            stored = stored.transpose(1, 0, 2)
+            if blocks != list(range(len(stored))):
+                stored = stored[blocks]
+        else:
+            stored = stored[None]
+        if self.side.kept is not None:
+            stored = stored[..., self.side.kept.as_slice()]
+        return stored.swapaxes(-1, -2)
 
-    def of_heads(self, pair: Pair) -> _Read:
-        """With one block for each head of the pair; a block for several heads counts for each of them."""
-        heads, blocks = pair.heads or 1, self.values.shape[0]
-        if heads == blocks:
-            return self
-        picked = [head * blocks // heads for head in range(heads)]
-        return _Read(self.side, self.record, self.whole, self.values[picked], self.vectors[picked])
 
-
-def _read(trajectory: Trajectory, step: int, side: Side, read: dict[Any, Any]) -> _Read | str:
-    """A side as the store has it, or why there is none."""
+def _sides(
+    trajectory: Trajectory, step: int, pair: Pair, directions: dict[tuple[int, str], Directions]
+) -> tuple[_Side, _Side] | str:
+    """Both sides of a pair as the store has them, or why there is no number."""
+    if pair.reason is not None:
+        return pair.reason
     info = trajectory.info(step)
-    matrix, record = info.record(side.matrix), info.record(side.stored)
-    if matrix is None:
-        return f"{side.matrix} is not in the store"
-    if matrix.reason:
-        return f"{side.matrix}: {matrix.reason}"
-    if record is None:
-        return f"the blocks of {side.matrix} are not in the store: analyse again"
-    if not record.vectors:
-        return NO_VECTORS
-    stored = read[side.stored, side.vectors]
-    vectors = np.moveaxis(stored, 0, -1) if record.blocks else stored.T[None]
-    values = trajectory.block_values(side.stored, step)
-    if side.blocks is not None and side.index is not None:
-        vectors, values = vectors[side.index, None], values[side.index, None]
-    if side.kept is not None:
-        vectors = vectors[:, side.kept.as_slice()]
-    return _Read(side, record, matrix.shape, values, vectors)
-
-
-def _whole(one: _Read, other: _Read) -> NDArray[np.float64]:
-    """A, the mean over heads, with null directions as NaN."""
     found = []
-    for u, v, first, second in zip(one.vectors, other.vectors, one.numerical_ranks, other.numerical_ranks, strict=True):
-        products = alignment(u, v)
-        products[first:], products[:, second:] = np.nan, np.nan
-        found.append(products)
-    return _mean(np.stack(found))
+    for side in (pair.one, pair.other):
+        matrix, record = info.record(side.matrix), info.record(side.stored)
+        if matrix is None:
+            return f"{side.matrix} is not in the store"
+        if matrix.reason:
+            return f"{side.matrix}: {matrix.reason}"
+        if record is None:
+            return f"the blocks of {side.matrix} are not in the store: analyse again"
+        if not record.vectors:
+            return NO_VECTORS
+        of_side = directions[step, side.stored]
+        if not of_side.ranks.any():
+            return f"{side.label}: {ZERO_MATRIX}"
+        found.append(_Side(side, record, matrix.shape, of_side))
+    return found[0], found[1]
 
 
-def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean over the first axis of what is there, NaN where nothing is."""
+class _Compared:
+    """A pair at a step. `diagonals` are those of its heads, (heads, k), with the directions that are noise as NaN."""
+
+    def __init__(self, pair: Pair, one: _Side, other: _Side, read: Read) -> None:
+        self._pair, self._one, self._other = pair, one, other
+        heads = pair.heads or 1
+        self._blocks = one.blocks_for(heads), other.blocks_for(heads)
+        self._u, self._v = one.vectors(read, self._blocks[0]), other.vectors(read, self._blocks[1])
+        self._ranks = one.directions.ranks[self._blocks[0]], other.directions.ranks[self._blocks[1]]
+        self._there = np.minimum(*self._ranks)
+        self.diagonals = diagonal(self._u, self._v)
+        kept = self.diagonals.shape[-1]
+        if self._there.min() < kept:
+            self.diagonals[np.arange(kept) >= self._there[:, None]] = np.nan
+
+    def row(self, numbers: Row, whole: bool) -> Row:
+        """The columns of its row; `numbers` are its score, diagonal and per_head."""
+        pair, one, other = self._pair, self._one, self._other
+        if numbers["score"] is None:
+            return {"reason": f"each head is a {ZERO_MATRIX}"}
+        share = one.side.share(one.whole) * other.side.share(other.whole)
+        row = numbers | {"baseline": random_baseline(self._u.shape[-2], share)}
+        row["per_head"] = None if pair.heads is None else row["per_head"]
+        if whole:
+            row["matrix"] = [plain_list(line) for line in self._matrix()]
+        return row | {"reason": _remark(pair, one, other, self._blocks, self._there, self.diagonals.shape[-1])}
+
+    def _matrix(self) -> Array:
+        """A, the mean over heads, with the directions that are noise as NaN."""
+        found = [alignment(left, right) for left, right in zip(self._u, self._v, strict=True)]
+        for products, rows, columns in zip(found, *self._ranks, strict=True):
+            products[rows:], products[:, columns:] = np.nan, np.nan
+        return _mean(np.stack(found), axis=0)
+
+
+def _numbers(diagonals: dict[str, Array]) -> dict[str, Row]:
+    """The score, the mean diagonal and the scores of the heads of each pair; those of one shape at once."""
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for name, values in diagonals.items():
+        shapes.setdefault(values.shape, []).append(name)
+    found: dict[str, Row] = {}
+    for names in shapes.values():
+        values = np.stack([diagonals[name] for name in names])
+        scores = score(values)
+        means, mean_diagonals = plain_list(_mean(scores, axis=1)), _mean(values, axis=1)
+        for name, mean, line, of_heads in zip(names, means, mean_diagonals, scores, strict=True):
+            found[name] = {"score": mean, "diagonal": plain_list(line), "per_head": plain_list(of_heads)}
+    return found
+
+
+def _mean(values: Array, axis: int) -> Array:
+    """The mean along an axis of what is there, NaN where nothing is."""
+    if values.shape[axis] == 1:
+        return values.squeeze(axis)
     present = ~np.isnan(values)
-    counts = present.sum(axis=0)
-    sums = np.where(present, values, 0.0).sum(axis=0)
+    counts = present.sum(axis=axis)
+    sums = np.where(present, values, 0.0).sum(axis=axis)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def _zero(one: _Read, other: _Read, pair: Pair) -> str:
-    """Why no direction is left: one side is a zero matrix, or not decomposed."""
-    side = one if not (one.values[:, 0] > 0).all() else other
-    return side.record.reason or f"{side.side.label}: {ZERO_MATRIX}"
-
-
-def _remark(one: _Read, other: _Read, pair: Pair, kept: int) -> str | None:
+def _remark(
+    pair: Pair, one: _Side, other: _Side, blocks: tuple[list[int], list[int]], there: Array, kept: int
+) -> str | None:
     """What to know about a number that is there."""
-    missing = [place for place in (one, other) if (place.numerical_ranks == 0).any()]
-    if missing:
-        places = ", ".join(str(index) for index in np.flatnonzero(missing[0].numerical_ranks == 0))
-        return f"without head {places}, a zero matrix in {missing[0].side.matrix}"
+    if not there.all():
+        places = ", ".join(str(head) for head in np.flatnonzero(there == 0))
+        zero = one if (one.directions.ranks == 0).any() else other
+        return f"without head {places}, a zero matrix in {zero.side.matrix}"
     needed = min(LEADING, one.record.rank, other.record.rank)
     if kept < needed:
         return f"{kept} singular vectors are kept, and the score asks for {needed}: analyse with a larger --top-k"
-    for place in (one, other):
-        there = np.minimum(np.minimum(one.numerical_ranks, other.numerical_ranks), needed)
-        for head, values in enumerate(place.values):
-            close = agreement.close_values(values[: place.numerical_ranks[head]], int(there[head]))
+    for side, of_heads in zip((one, other), blocks, strict=True):
+        for head, block in enumerate(of_heads):
+            close = side.directions.close_among(min(needed, int(there[head])), block)
             if close is not None:
-                where = f"of head {head} of {place.side.matrix}" if pair.heads else f"of {place.side.label}"
+                where = f"of head {head} of {side.side.matrix}" if pair.heads else f"of {side.side.label}"
                 places = f"sigma_{close[0] + 1} and sigma_{close[1] + 1}"
                 return f"{places} {where} are equal to 1e-6: their vectors are not unique"
     return None
-
-
-def _plain(value: Any) -> float | None:
-    number = float(value)
-    return number if np.isfinite(number) else None

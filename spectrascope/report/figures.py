@@ -58,7 +58,7 @@ def score_heat_map(
         if row["score"] is not None:
             table[names.index(row[column]), steps.index(row["step"])] = row["score"]
     figure, axes = _figure(8.0, [min(max(1.4 + 0.24 * len(names), 2.6), 26.0)])
-    _draw_heat_map(figure, axes[0], table, names, steps, label)
+    _draw_heat_map(figure, axes[0], table, names, steps, label, _top(table))
     _finish(figure, axes, steps, path, log)
 
 
@@ -73,7 +73,7 @@ def diagonal_heat_map(
             values = [np.nan if value is None else value for value in row["diagonal"]]
             table[: len(values), steps.index(row["step"])] = values
     figure, (axis,) = _figure(7.0, [4.2])
-    image = _draw_cells(axis, table, steps)
+    image = _draw_cells(axis, table, steps, _top(table))
     axis.set_ylabel("place i (1 is the largest singular value)")
     axis.set_yticks([0.5, *(i - 0.5 for i in range(10, count + 1, 10))], [1, *range(10, count + 1, 10)])
     axis.set_title(_label(title), fontsize=10)
@@ -84,9 +84,11 @@ def diagonal_heat_map(
 def alignment_matrix(row: Row, path: Path) -> None:
     """The whole matrix A of one pair at one step in colour (Figure B.8)."""
     table = np.array([[np.nan if value is None else value for value in line] for line in row["matrix"] or [[None]]])
-    figure, (axis,) = _figure(6.0, [5.0])
+    figure, (axis,) = _figure(6.4, [min(max(4.6 * table.shape[0] / table.shape[1], 2.0), 12.0)])
     colours = _colour_map().with_extremes(bad="lightgrey")
-    image = axis.imshow(np.ma.masked_invalid(table), cmap=colours, vmin=0, extent=_from_one(table.shape))
+    image = axis.imshow(
+        np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=_top(table), extent=_from_one(table.shape)
+    )
     one, other = row["pair"].split("->")
     axis.set_xlabel(f"place in {_label(other)}")
     axis.set_ylabel(f"place in {_label(one)}")
@@ -150,9 +152,15 @@ def _finish(figure: Any, axes: list[Any], steps: Sequence[int], path: Path, log:
 
 
 def _draw_heat_map(
-    figure: Any, axis: Any, table: NDArray[np.float64], matrices: list[str], steps: Sequence[int], label: str
+    figure: Any,
+    axis: Any,
+    table: NDArray[np.float64],
+    matrices: list[str],
+    steps: Sequence[int],
+    label: str,
+    top: float = 1.0,
 ) -> None:
-    image = _draw_cells(axis, table, steps)
+    image = _draw_cells(axis, table, steps, top)
     every = -(-len(matrices) // MOST_LABELS)
     shown = range(0, len(matrices), every)
     size = 8 if len(matrices) <= 60 else 6
@@ -161,11 +169,17 @@ def _draw_heat_map(
     figure.colorbar(image, ax=axis, label=label, fraction=0.05, pad=0.02)
 
 
-def _draw_cells(axis: Any, table: NDArray[np.float64], steps: Sequence[int]) -> Any:
-    """Values in [0, 1] as coloured cells, the first row on top."""
+def _top(table: NDArray[np.float64]) -> float:
+    """The upper end of a scale of values in [0, 1]: 1, or less where all are small, so that they can be told apart."""
+    largest = float(np.nanmax(table)) if not np.isnan(table).all() else 1.0
+    return 1.0 if largest > 0.5 else max(np.ceil(largest * 10) / 10, 0.1)
+
+
+def _draw_cells(axis: Any, table: NDArray[np.float64], steps: Sequence[int], top: float = 1.0) -> Any:
+    """Values from 0 to `top` as coloured cells, the first row on top."""
     colours = _colour_map().with_extremes(bad="lightgrey")
     image = axis.pcolormesh(
-        _edges(steps), np.arange(table.shape[0] + 1), np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=1
+        _edges(steps), np.arange(table.shape[0] + 1), np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=top
     )
     axis.invert_yaxis()
     return image

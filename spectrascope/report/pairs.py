@@ -10,7 +10,7 @@ from ..architectures.layers import stem
 from ..architectures.pairs import Pair
 from ..architectures.user_pairs import Entry
 from ..errors import RequestError
-from ..matrices import fits_glob
+from ..selection import fits_glob
 from ..store import StepInfo, Trajectory
 from ..words import choices, listed
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import RequestError
 from ..metrics import rank
@@ -34,25 +35,59 @@ ZERO_MATRIX = "zero matrix: it has no effective rank"
 def rank_rows(trajectory: Trajectory, steps: list[int], matrices: list[str]) -> list[Row]:
     """One row per step and matrix, by step and then in the model's order, with every column of SPEC section 2."""
     rows: dict[tuple[int, str], Row] = {}
-    for matrix in matrices:
-        for (shape, dtype), group in _by_shape(trajectory, steps, matrix).items():
-            spectra = np.stack([trajectory.singular_values(matrix, step) for step, _ in group])
-            columns = {name: getattr(rank, name)(spectra) for name in RANK_COLUMNS if name != "numerical_rank"}
-            columns["numerical_rank"] = rank.numerical_rank(spectra, shape, dtype)
-            for index, (step, record) in enumerate(group):
-                values = {name: _plain(name, columns[name][index]) for name in RANK_COLUMNS}
-                reason = record.reason or (ZERO_MATRIX if values["spectral_norm"] == 0 else None)
-                rows[step, matrix] = {
-                    "step": step,
-                    "matrix": matrix,
-                    "shape": list(shape),
-                    "dtype": dtype,
-                    **values,
-                    "sparsity": record.sparsity,
-                    "made_of": record.made_of,
-                    "reason": reason,
-                }
+    for (shape, dtype), group in _by_shape(trajectory, steps, matrices).items():
+        spectra = np.concatenate([trajectory.block_values(record.name, step) for step, record in group])
+        for (step, record), columns in zip(group, _rank_values(spectra, shape, dtype), strict=True):
+            rows[step, record.name] = _rank_row(step, record.name, record, columns, record.reason)
     return [rows[step, matrix] for step in steps for matrix in matrices if (step, matrix) in rows]
+
+
+def head_rows(trajectory: Trajectory, steps: list[int]) -> list[Row]:
+    """As `rank_rows`, of the blocks that pairs of layers read: `NAME[q,3]` is head 3 of the queries."""
+    rows = []
+    for step in steps:
+        for record in trajectory.info(step).records:
+            if record.blocks:
+                values = _rank_values(trajectory.block_values(record.name, step), record.shape, record.dtype)
+                for name, columns in zip(record.block_names, values, strict=True):
+                    reason = record.reason if columns["spectral_norm"] is None else None
+                    rows.append(_rank_row(step, name, record, columns, reason))
+    return rows
+
+
+def _rank_values(spectra: NDArray[np.float64], shape: tuple[int, int], dtype: str) -> list[Row]:
+    """The columns of SPEC section 2 for each of some spectra of one shape, (count, R)."""
+    entropy = rank.spectral_entropy(spectra)
+    effective = np.exp(entropy)
+    columns = {
+        "spectral_entropy": entropy,
+        "effective_rank": effective,
+        "norm_effective_rank": effective / spectra.shape[-1],
+        "numerical_rank": rank.numerical_rank(spectra, shape, dtype),
+    }
+    columns |= {name: getattr(rank, name)(spectra) for name in RANK_COLUMNS if name not in columns}
+    lists = [
+        [_as_count(value) for value in plain_list(columns[name])] if name in COUNTS else plain_list(columns[name])
+        for name in RANK_COLUMNS
+    ]
+    return [dict(zip(RANK_COLUMNS, values, strict=True)) for values in zip(*lists, strict=True)]
+
+
+def _as_count(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _rank_row(step: int, name: str, record: Record, columns: Row, reason: str | None) -> Row:
+    return {
+        "step": step,
+        "matrix": name,
+        "shape": list(record.shape),
+        "dtype": record.dtype,
+        **columns,
+        "sparsity": record.sparsity,
+        "made_of": record.made_of,
+        "reason": reason or (ZERO_MATRIX if columns["spectral_norm"] == 0 else None),
+    }
 
 
 def require_rows(rows: list[Row], matrices: Sequence[str]) -> list[Row]:
@@ -93,18 +128,25 @@ def failures_among(trajectory: Trajectory, steps: list[int], matrices: list[str]
 
 
 def _by_shape(
-    trajectory: Trajectory, steps: list[int], matrix: str
+    trajectory: Trajectory, steps: list[int], matrices: list[str]
 ) -> dict[tuple[tuple[int, int], str], list[tuple[int, Record]]]:
     groups: defaultdict[tuple[tuple[int, int], str], list[tuple[int, Record]]] = defaultdict(list)
     for step in steps:
-        record = trajectory.info(step).record(matrix)
-        if record is not None:
-            groups[record.shape, record.dtype].append((step, record))
+        info = trajectory.info(step)
+        for matrix in matrices:
+            record = info.record(matrix)
+            if record is not None:
+                groups[record.shape, record.dtype].append((step, record))
     return groups
 
 
-def _plain(name: str, value: Any) -> float | int | None:
+def plain(value: Any) -> float | None:
+    """A number for JSON: None for one that does not exist."""
     number = float(value)
-    if not np.isfinite(number):
-        return None
-    return int(number) if name in COUNTS else number
+    return number if number == number and abs(number) != float("inf") else None
+
+
+def plain_list(values: NDArray[np.float64]) -> list[float | None]:
+    """Numbers for JSON, with None for those that do not exist."""
+    numbers = values.tolist()
+    return numbers if np.isfinite(values).all() else [plain(value) for value in numbers]

@@ -47,17 +47,18 @@ class Table:
 
 def render(table: Table, terminal_width: int | None) -> str:
     """The table as text: names folded to a terminal's width where that is enough, else unbounded; plain for None."""
+    if terminal_width is None:
+        return _plain_text(table)
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    terminal = terminal_width is not None
     name = next((i for i, header in enumerate(table.headers) if isinstance(header, Words)), None)
-    fits = terminal_width is not None and _width(table, folding=name) <= terminal_width
+    fits = _width(table, folding=name) <= terminal_width
     view = RichTable(
         box=None,
         pad_edge=False,
-        padding=(0, 1 if terminal else 2, 0, 0),
+        padding=(0, 1, 0, 0),
     )
     for index, header in enumerate(table.headers):
         justify: Literal["left", "right"] = "left" if isinstance(header, Words) else "right"
@@ -67,18 +68,32 @@ def render(table: Table, terminal_width: int | None) -> str:
     buffer = io.StringIO()
     console = Console(
         file=buffer,
-        force_terminal=terminal,
-        color_system="auto" if terminal else None,
-        no_color=not terminal,
+        force_terminal=True,
+        color_system="auto",
         width=terminal_width if fits else 1_000_000,
         highlight=False,
         emoji=False,
         legacy_windows=False,
     )
     if table.title:  # as a title of the table it would fold to the table's width
-        console.print(Text(table.title, style="italic" if terminal else ""))
+        console.print(Text(table.title, style="italic"))
     console.print(view)
     return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+
+def _plain_text(table: Table) -> str:
+    """Columns side by side and nothing else. Rich would take longer to load than most reports take."""
+    cells = [table.headers, *([printable(cell) for cell in line] for line in table.lines)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    is_words = [isinstance(header, Words) for header in table.headers]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if words else cell.rjust(width)
+            for cell, width, words in zip(line, widths, is_words, strict=True)
+        )
+        for line in cells
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in ([printable(table.title)] if table.title else []) + lines)
 
 
 def _width(table: Table, folding: int | None) -> int:
@@ -117,10 +132,15 @@ def rank_details(rows: Sequence[Row]) -> Table:
 
 
 def score_summary(
-    rows: Sequence[Row], column: str, steps: Sequence[int], title: str, terminal_width: int | None = None
+    rows: Sequence[Row],
+    column: str,
+    steps: Sequence[int],
+    title: str,
+    extreme: Literal["lowest", "highest"],
+    terminal_width: int | None = None,
 ) -> Table:
-    """One line per matrix or pair, whichever is in `column`: where its score starts, is lowest and ends, its course."""
-    heads = [Words(column), "first", "lowest", "at", "last", "baseline", Words("course")]
+    """One line per matrix or pair, whichever is in `column`: its score at first, its extreme, last, and course."""
+    heads = [Words(column), "first", extreme, "at", "last", "baseline", Words("course")]
     table = Table(heads, title=f"{title}, {_span(steps)}; bars from 0 to 1")
     by_name: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -129,15 +149,16 @@ def score_summary(
     for name, found in by_name.items():
         first, last = found[min(found)], found[max(found)]
         present = [row for row in found.values() if row["score"] is not None]
-        lowest: dict[str, Any] = min(present, key=lambda row: row["score"]) if present else {}
+        furthest = min if extreme == "lowest" else max
+        turn: dict[str, Any] = furthest(present, key=lambda row: row["score"]) if present else {}
         course = sparkline([found[step]["score"] if step in found else None for step in steps], can_draw_bars(), bars)
         reason = next((note for row in found.values() if (note := _score_note(row))), None)
         table.lines.append(
             [
                 name,
                 number(first["score"]),
-                number(lowest.get("score")),
-                str(lowest.get("step", "-")),
+                number(turn.get("score")),
+                str(turn.get("step", "-")),
                 number(last["score"]),
                 number(next((row["baseline"] for row in present), None)),
                 course + (f"  {reason}" if reason else ""),
@@ -186,8 +207,8 @@ def shape(sizes: Sequence[int]) -> str:
 def sparkline(values: Sequence[float | None], unicode: bool, width: int) -> str:
     """The course of values over [0, 1] as one character each, thinned to `width`; a space where there is none."""
     bars = BARS if unicode else ASCII_BARS
-    picked = np.unique(np.linspace(0, len(values) - 1, min(width, len(values))).round().astype(int))
-    chosen = [values[i] for i in picked]
+    count = min(width, len(values))
+    chosen = [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
     return "".join(" " if value is None else bars[min(int(value * len(bars)), len(bars) - 1)] for value in chosen)
 
 

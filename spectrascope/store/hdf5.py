@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,38 @@ def reading(path: Path) -> Iterator[Any]:
         raise StoreError(f"{path}: may not be read") from error
     except Exception as error:  # altered bytes make HDF5 and JSON raise whatever they raise
         raise StoreDamaged(f"{path}: is truncated or damaged ({str(error)[:160]})") from error
+
+
+@contextlib.contextmanager
+def reading_bytes(path: Path) -> Iterator[Any]:
+    """A file open for reading as it is. Raises StoreDamaged where it is gone, StoreError where it may not be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            yield file
+    except PermissionError as error:
+        raise StoreError(f"{path}: may not be read") from error
+    except OSError as error:
+        raise StoreDamaged(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def read_array(file: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array that lies in one piece at this place of a file. Raises StoreDamaged where the file ends before."""
+    array = np.empty(shape, dtype)
+    file.seek(offset)
+    view = array.reshape(-1).view(np.uint8).data
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise StoreDamaged(f"{file.name}: is truncated")
+        done += count
+    return array
+
+
+def identity(descriptor: int) -> tuple[int, ...]:
+    """What tells an open file from another one that took its name."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _open_patiently(path: Path) -> Any:

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..errors import StoreDamaged, StoreError
 from .directory import step_path, temporary_path
-from .hdf5 import Disk, hash_arrays, reading, writing
+from .hdf5 import Disk, hash_arrays, identity, read_array, reading, reading_bytes, writing
 
 Side = tuple[str, str]
 SIDES = ("left", "right")
+DIRECTIONS = ("forward", "reverse")
 FORMAT = "spectrascope-step"
 FORMAT_VERSION = 2
+READABLE = (1, 2)  # a version that was once released stays here
 # Metadata with checksums, which 1.8 brought, and without the flags of a writer, which 1.10 brought: a process that is
 # killed while it has a file open must not make the file unreadable.
 LIBVER = ("v108", "v110")  # and text of fixed length: that of varying length is kept without checksums
@@ -72,6 +74,13 @@ class Record:
         """How many singular values are kept."""
         return self.rank * max(self.blocks, 1)
 
+    @property
+    def block_names(self) -> list[str]:
+        """What each block is called: `NAME[q,0]`, `NAME[q,1]`, ... for `NAME[q,head]`."""
+        start = self.name.removesuffix(f"{self.word}]")
+        words = DIRECTIONS if self.word == "direction" else range(self.blocks)
+        return [f"{start}{word}]" for word in words]
+
     def vectors_shape(self, side: str, count: int | None = None) -> tuple[int, ...]:
         """The shape of the vectors of a side as they are kept, or of the first `count` of them: one a row.
 
@@ -100,15 +109,20 @@ class StepInfo:
     architecture: dict[str, Any] = field(default_factory=dict)
     offsets: dict[str, tuple[int, int, int]] = field(init=False, default_factory=dict)
     sizes: tuple[int, int, int] = field(init=False)
+    # Where the vectors of either side begin in the file, and which file that is.
+    places: dict[str, tuple[int, np.dtype[Any]]] = field(init=False, default_factory=dict)
+    identity: tuple[int, ...] = field(init=False, default=(), compare=False)
 
     def __post_init__(self) -> None:
         self._by_name = {record.name: record for record in self.records}
         sigma = left = right = 0
         for record in self.records:
             self.offsets[record.name] = (sigma, left, right)
-            sigma += record.values
-            left += prod(record.vectors_shape("left"))
-            right += prod(record.vectors_shape("right"))
+            rows, columns = record.shape
+            count = record.blocks or 1
+            sigma += count * (rows if rows < columns else columns)
+            left += record.vectors * count * rows if record.side != "right" else 0
+            right += record.vectors * count * columns if record.side != "left" else 0
         self.sizes = (sigma, left, right)
 
     @property
@@ -124,14 +138,15 @@ class StepInfo:
 def read_info(path: Path) -> StepInfo:
     """A step's file without its arrays. Raises StoreDamaged, StoreLocked, or StoreError for a newer format."""
     with reading(path) as file:
-        return _info(file, path)
+        return _info(_arrays(file, path), path)
 
 
 def read_step(path: Path) -> tuple[StepInfo, NDArray[np.float64]]:
     """A step's file and all its singular values, one matrix after the other. Raises as `read_info`."""
     with reading(path) as file:
-        info = _info(file, path)
-        return info, _checked(file["singular_values"], path).astype(np.float64, copy=False)
+        arrays = _arrays(file, path)
+        info = _info(arrays, path)
+        return info, _checked(arrays["singular_values"], path).astype(np.float64, copy=False)
 
 
 def read_vectors(info: StepInfo, record: Record, count: int | None = None) -> tuple[Any, Any]:
@@ -149,15 +164,22 @@ def read_vectors(info: StepInfo, record: Record, count: int | None = None) -> tu
 def read_sides(info: StepInfo, wanted: Iterable[Side], count: int | None = None) -> dict[Side, NDArray[np.float32]]:
     """The first `count` vectors of sides of matrices, ("mlp.up.weight", "left"), as rows: (k, d), or (k, blocks, d).
 
-    The file is opened once. All vectors, for None. Names that are not there are left out. Raises StoreDamaged where it
-    is not what was written.
+    All vectors, for None. Names that are not there are left out. The arrays lie in the file in one piece each, and are
+    read from where HDF5 says they begin: asking it for a hundred pieces would take longer than all else that a report
+    does. Raises StoreDamaged where the file is not the one that was opened.
     """
-    with reading(info.path) as file:
-        return {
-            (name, side): _read_side(file, info, record, side, count)
-            for name, side in wanted
-            if (record := info.record(name)) is not None
-        }
+    found: dict[Side, NDArray[np.float32]] = {}
+    with reading_bytes(info.path) as file:
+        if info.identity != identity(file.fileno()):
+            raise StoreDamaged(f"{info.path}: was written anew while it was read; run the command again")
+        for name, side in wanted:
+            record = info.record(name)
+            if record is not None:
+                shape = record.vectors_shape(side, count)
+                start, dtype = info.places[side]
+                offset = start + info.offsets[name][1 if side == "left" else 2] * dtype.itemsize
+                found[name, side] = read_array(file, offset, shape, dtype)
+    return found
 
 
 def _read_side(file: Any, info: StepInfo, record: Record, side: str, count: int | None) -> Any:
@@ -268,44 +290,42 @@ class StepWriter:
         return self._target
 
 
-def _info(file: Any, path: Path) -> StepInfo:
+def _arrays(file: Any, path: Path) -> dict[str, Any]:
+    """The arrays of a step's file, each looked up once."""
     if file.attrs.get("format") != np.bytes_(FORMAT):
         raise StoreDamaged(f"{path}: is not a file of spectra")
     version = int(file.attrs["format_version"])
-    if version not in _READERS:
+    if version not in READABLE:
         raise StoreError(
             f"{path} has format version {version}, newer than this spectrascope {__version__} reads; "
             "upgrade spectrascope, or analyse into another store"
         )
-    return _READERS[version](file, path)
+    return {name: file[name] for name in ("catalogue", "singular_values", *SIDES)}
 
 
-def _info_version_1_or_2(file: Any, path: Path) -> StepInfo:
-    """Version 2 brought blocks and the architecture; version 1 is without."""
-    catalogue = json.loads(_checked(file["catalogue"], path).tobytes())
-    records = [
-        Record(**(record | {name: tuple(record[name]) for name in ("shape", "tied", "kernel") if name in record}))
-        for record in catalogue["matrices"]
-    ]
+def _info(arrays: dict[str, Any], path: Path) -> StepInfo:
+    """The catalogue. Version 1 is without blocks and the architecture, which 2 brought."""
+    catalogue = json.loads(_checked(arrays["catalogue"], path).tobytes())
+    for record in catalogue["matrices"]:
+        for name in ("shape", "tied", "kernel"):
+            record[name] = tuple(record.get(name, ()))
     info = StepInfo(
         path=path,
         step=catalogue["step"],
         source=catalogue["source"],
         settings=catalogue["settings"],
-        records=records,
+        records=[Record(**record) for record in catalogue["matrices"]],
         skipped=catalogue["skipped"],
         coverage=catalogue["coverage"],
         architecture=catalogue.get("architecture", {}),
     )
     if step_path(path.parent, info.step).name != path.name:
         raise StoreDamaged(f"{path}: holds step {info.step}, which its name does not say")
-    if info.sizes != tuple(file[name].size for name in ("singular_values", "left", "right")):
+    if info.sizes != tuple(arrays[name].size for name in ("singular_values", *SIDES)):
         raise StoreDamaged(f"{path}: its arrays do not have the sizes that its catalogue states")
+    info.identity = identity(arrays["left"].file.id.get_vfd_handle())
+    info.places = {side: (arrays[side].id.get_offset() or 0, arrays[side].dtype) for side in SIDES}
     return info
-
-
-# format version -> reader. A version that was once released stays here.
-_READERS = {1: _info_version_1_or_2, 2: _info_version_1_or_2}
 
 
 def _checked(dataset: Any, path: Path) -> NDArray[Any]:

@@ -151,12 +151,9 @@ def test_subspaces_do_not_fall_where_vectors_swap_places() -> None:
 
 
 def test_values_without_vectors_of_their_own() -> None:
-    assert agreement.close_values([3, 2, 1], 3) is None
-    assert agreement.close_values([3, 2, 2, 1], 3) == (1, 2)
-    assert agreement.close_values([3, 2, 1, 1], 3) == (2, 3), "the last is compared with the one after it"
-    assert agreement.close_values([3, 2, 1, 1], 2) is None
-    assert agreement.close_values([1, 1 - 0.9e-6], 2) == (0, 1)
-    assert agreement.close_values([0, 0], 2) is None
+    spectra = [[3, 2, 1, 0.5], [3, 2, 2, 1], [3, 2, 1, 1], [1, 1 - 0.9e-6, 0.5, 0.5], [0, 0, 0, 0]]
+    assert agreement.first_close(spectra).tolist() == [4, 1, 2, 0, 4]
+    assert agreement.first_close([2.0]) == 1
 
 
 def test_baselines_of_agreement() -> None:
