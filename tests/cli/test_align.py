@@ -470,3 +470,23 @@ def test_grokking_aligns_the_embedding_with_attention(cli: Any, tmp_path: Path) 
         assert row["score"] > 1.4 * row["baseline"]
         first = pair_of(rows, f"embed.weight->attn.{part}.weight", 0)
         assert first["score"] == pytest.approx(first["baseline"], rel=0.4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_permuted_and_negated_hidden_units_change_nothing(seed: int, align: Any, cli: Any) -> None:
+    """The same function computed by other weights: alignment is the same to what float32 vectors hold."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = mlp(seed, sizes=(7, 12, 9, 5))
+    order = torch.randperm(12, generator=generator)
+    signs = (torch.randint(0, 2, (12,), generator=generator) * 2 - 1).float()
+    moved = dict(weights)
+    moved["layers.0.weight"] = (weights["layers.0.weight"] * signs[:, None])[order]
+    moved["layers.1.weight"] = (weights["layers.1.weight"] * signs)[:, order]
+    rows = align(weights, moved)
+    for name in ("layers.0.weight->layers.1.weight", "layers.1.weight->layers.2.weight"):
+        before, after = pair_of(rows, name, 0), pair_of(rows, name, 1)
+        np.testing.assert_allclose(after["diagonal"], before["diagonal"], atol=2e-6)
+        assert after["score"] == pytest.approx(before["score"], abs=1e-6)
+    agreement = cli("sva", STORE, "--format", "json").json["rows"]
+    last = {row["matrix"]: row["score"] for row in agreement if row["step"] == 1}
+    assert last == pytest.approx(dict.fromkeys(weights, 1.0), abs=1e-6)

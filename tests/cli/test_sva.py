@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import GROK, ROOT, mat
+from conftest import GROK, mat
 
 import spectrascope
-
-ORACLE = json.loads((ROOT / "tests" / "oracle" / "oracle.json").read_text())
 
 
 def orthogonal(n: int, k: int, seed: int) -> Any:
@@ -44,12 +41,7 @@ def by_step(cli: Any, *arguments: object) -> dict[int, Any]:
 def test_the_oracle(store: Any, cli: Any, recipe: str) -> None:
     entry = ORACLE[recipe]
 
-    def random(seed: int, shape: list[int]) -> torch.Tensor:
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-    params = entry["_params_[name,seed_step0,shape]"]
-    first = {name: random(seed, shape) for name, seed, shape in params}
-    last = {name: first[name] + 0.1 * random(seed + 1000, shape) for name, seed, shape in params}
+    first, last = recipe(entry, 0), recipe(entry, 1)
     rows = cli("sva", store(first, last), "--format", "json").json["rows"]
     checked = 0
     for row in rows:

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import ORACLE, recipe, svd
 
 from spectrascope.metrics import agreement, alignment
 
-ORACLE = json.loads((ROOT / "tests" / "oracle" / "oracle.json").read_text())
 INPUTS = np.load(ROOT / "tests" / "oracle" / "oracle_inputs.npz")
-MLP = ORACLE["recipe_float64/mlp_12_15_15_15_5"]
-
-
-def svd(matrix: Any) -> tuple[Any, Any, Any]:
-    """U, sigma and V with vectors as columns."""
-    u, sigma, vt = np.linalg.svd(np.asarray(matrix, dtype=np.float64), full_matrices=False)
-    return u, sigma, vt.T
 
 
 def orthogonal(n: int, k: int, seed: int) -> Any:
     return np.linalg.qr(np.random.default_rng(seed).standard_normal((n, k)))[0]
-
-
-def recipe(entry: Any, step: int) -> dict[str, Any]:
-    """The weights of a step of the oracle's recipe."""
-
-    def random(seed: int, shape: list[int]) -> Any:
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
-
-    return {
-        name: random(seed, shape) + (0.1 * random(seed + 1000, shape) if step else 0)
-        for name, seed, shape in entry["_params_[name,seed_step0,shape]"]
-    }
 
 
 def test_what_reads_exactly_what_was_written() -> None:
@@ -77,20 +55,6 @@ def test_vectors_of_two_spaces() -> None:
             function(np.eye(3), np.eye(4))
         with pytest.raises(ValueError, match="1 dimensions"):
             function(np.ones(3), np.eye(3))
-
-
-@pytest.mark.parametrize("step", [0, 1])
-def test_alignment_of_the_oracle(step: int) -> None:
-    weights = recipe(MLP, step)
-    names = list(weights)
-    for one, other in pairwise(names):
-        expected = MLP[f"{one}_{other}_align"]
-        diagonal = alignment.diagonal(svd(weights[one])[0], svd(weights[other])[2])
-        assert alignment.score(diagonal) == pytest.approx(
-            expected["score_per_step(inter_layer_alignment_score)"][step], abs=1e-9
-        )
-        if step == 1:
-            np.testing.assert_allclose(diagonal[:10], expected["diag_last_step_first10"], atol=1e-9)
 
 
 @pytest.mark.parametrize("recipe_name", [key for key in ORACLE if key.startswith("recipe_float64")])
