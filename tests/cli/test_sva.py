@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import GROK, mat
+from reference import ORACLE
+from reference import recipe as weights_of
 
 import spectrascope
 
@@ -41,7 +43,7 @@ def by_step(cli: Any, *arguments: object) -> dict[int, Any]:
 def test_the_oracle(store: Any, cli: Any, recipe: str) -> None:
     entry = ORACLE[recipe]
 
-    first, last = recipe(entry, 0), recipe(entry, 1)
+    first, last = weights_of(entry, 0), weights_of(entry, 1)
     rows = cli("sva", store(first, last), "--format", "json").json["rows"]
     checked = 0
     for row in rows:
