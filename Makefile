@@ -16,12 +16,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/installed
 	mkdir -p demo
-	$(BIN)/spectrascope analyze fixtures/grok -o demo/grok.spectra
+	$(BIN)/spectrascope analyze fixtures/grok --heads 4 -o demo/grok.spectra
 	$(BIN)/spectrascope rank demo/grok.spectra --metrics fixtures/grok/metrics.csv --plot demo/grok.png --quiet --format jsonl > demo/grok.jsonl
 	@echo "figure: demo/grok.png    rows: demo/grok.jsonl    store: demo/grok.spectra"
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -31,6 +31,7 @@ lint: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/reports.py
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache

@@ -4,6 +4,7 @@
     run = spectrascope.analyze("runs/grok", "grok.spectra")
     sigma = run.singular_values("mlp.up.weight")     # (steps, R)
     spectrascope.effective_rank(sigma)               # (steps,)
+    spectrascope.align(run, ["q_k"])                 # rows: step, pair, score, baseline, ...
 
 Importing this package imports neither torch nor matplotlib: names below are loaded when first used.
 """
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
         StoreLocked,
         StoreUnwritable,
     )
+    from .metrics.agreement import agreement, agreement_diagonal, subspace_overlap
+    from .metrics.alignment import alignment, random_baseline
     from .metrics.rank import (
         effective_rank,
         frobenius_norm,
@@ -38,10 +41,16 @@ if TYPE_CHECKING:
         stable_rank,
     )
     from .pipeline import analyze
+    from .report.agreement_rows import sva
+    from .report.alignment_rows import align
     from .store import Trajectory, open
 
 _HOME = {
     "analyze": "pipeline",
+    "align": "report.alignment_rows",
+    "sva": "report.agreement_rows",
+    **dict.fromkeys(["alignment", "random_baseline"], "metrics.alignment"),
+    **dict.fromkeys(["agreement", "agreement_diagonal", "subspace_overlap"], "metrics.agreement"),
     "open": "store",
     "Trajectory": "store",
     **dict.fromkeys(
@@ -83,6 +92,10 @@ __all__ = [
     "StoreLocked",
     "StoreUnwritable",
     "Trajectory",
+    "agreement",
+    "agreement_diagonal",
+    "align",
+    "alignment",
     "analyze",
     "effective_rank",
     "frobenius_norm",
@@ -90,10 +103,13 @@ __all__ = [
     "nuclear_norm",
     "numerical_rank",
     "open",
+    "random_baseline",
     "rank_99",
     "spectral_entropy",
     "spectral_norm",
     "stable_rank",
+    "subspace_overlap",
+    "sva",
 ]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import GROK, ROOT
 
+from spectrascope.cli.app import COMMANDS
+
 README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
 
 
@@ -54,7 +56,7 @@ def test_the_shell_examples_run_in_order(home: Path) -> None:
         script = re.sub(r"\| jq [^|\n]*", "| cat", script)
     done = run(script, home)
     assert done.returncode == 0, done.stderr
-    for figure in re.findall(r"--plot (\S+)", script):
+    for figure in re.findall(r"--plot(?:-scores)? (\S+)", script):
         assert (home / figure).stat().st_size > 1000
 
 
@@ -65,7 +67,7 @@ def test_the_python_examples_run(home: Path) -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    for command in ("analyze", "show", "rank", "spectrum", "export"):
+    for command in COMMANDS:
         assert f"spectrascope {command}" in README
 
 

@@ -56,9 +56,9 @@ def _of_module(layers: Layers, path: str, gate: str | None) -> list[Pair]:
             if cell.ih and cell.hh:
                 pairs += _pair(cell.ih, cell.hh, None, "ih_hh", cell, gate)
             for kind, writer in (("ih", cell.ih), ("hh", cell.hh)):
-                for reader, name in _readers(layers, path, cells, depth, direction):
+                for reader, name, guessed in _readers(layers, path, cells, depth, direction):
                     index = int(direction) if len(directions) == 2 else None
-                    pairs += _pair(writer, reader, index, f"{kind}_{name}", cell, gate)
+                    pairs += _pair(writer, reader, index, f"{kind}_{name}", cell, gate, guessed)
     return pairs
 
 
@@ -73,21 +73,43 @@ def _cells(layers: Layers, path: str) -> dict[tuple[int, bool], _Cell]:
 
 def _readers(
     layers: Layers, path: str, cells: dict[tuple[int, bool], _Cell], depth: int, direction: bool
-) -> list[tuple[Layer, str]]:
-    """What reads a layer: the next one in the same direction, or the next Linear after the last."""
+) -> list[tuple[Layer, str, bool]]:
+    """What reads a layer: the next one in the same direction, or a Linear after the last; and whether it is a guess."""
     following = cells.get((depth + 1, direction))
     if following is not None:
-        return [(following.ih, "ih")] if following.ih else []
+        return [(following.ih, "ih", False)] if following.ih else []
     if any(other > depth for other, _ in cells):
         return []
-    order = list(layers)
-    last = max(index for index, layer in enumerate(order) if layer.name.startswith(f"{path}weight_"))
-    reader = next((layer for layer in order[last + 1 :] if layer.role in ("linear", "head", "unembedding")), None)
-    return [(reader, "linear")] if reader else []
+    linears = [layer for layer in layers if layer.role in ("linear", "head", "unembedding")]
+    if _in_order(layers, path):
+        after = _places(layers, path)[-1]
+        order = list(layers)
+        return [(layer, "linear", False) for layer in linears if order.index(layer) > after][:1]
+    hidden = next((cell.hh.shape[1] for cell in cells.values() if cell.hh), 0)
+    width = hidden * len({reverse for _, reverse in cells})
+    fitting = [layer for layer in linears if layer.shape[1] == width]
+    return [(layer, "linear", len(fitting) > 1) for layer in fitting[:1]]
+
+
+def _places(layers: Layers, path: str) -> list[int]:
+    """Where the weights of a module are among those of the model."""
+    return [index for index, layer in enumerate(layers) if layer.name.startswith(f"{path}weight_")]
+
+
+def _in_order(layers: Layers, path: str) -> bool:
+    """Whether names are in the model's order, which has ih before hh, and not sorted, which has hh first."""
+    kinds = [match["kind"] for layer in layers if (match := WEIGHT.match(layer.name)) and match["path"] == path]
+    return kinds[0] == "ih"
 
 
 def _pair(
-    writer: Layer | None, reader: Layer, index: int | None, kind: str, cell: _Cell, gate: str | None
+    writer: Layer | None,
+    reader: Layer,
+    index: int | None,
+    kind: str,
+    cell: _Cell,
+    gate: str | None,
+    guessed: bool = False,
 ) -> list[Pair]:
     """A slice of the rows of U, one gate, with V of what reads it, cut to the columns of one of two directions."""
     if writer is None:
@@ -102,21 +124,22 @@ def _pair(
     chosen = gate if gate and gate in gates else DEFAULT[gates]
     place = gates.index(chosen)
     kept = Slice(place * hidden, (place + 1) * hidden)
-    return [make_pair(kind, (Side(writer.name, "left", kept), writer), (other, reader))]
+    return [make_pair(kind, (Side(writer.name, "left", kept), writer), (other, reader), guessed)]
 
 
 def _from_embedding(layers: Layers, path: str, cells: dict[tuple[int, bool], _Cell]) -> list[Pair]:
     """An embedding right before the first layer, whose width is what that reads."""
-    order = list(layers)
-    first = min(index for index, layer in enumerate(order) if layer.name.startswith(f"{path}weight_"))
-    before = order[first - 1] if first else None
-    if before is None or before.role != "embedding":
+    first = _places(layers, path)[0]
+    before = list(layers)[max(first - 1, 0) : first] if _in_order(layers, path) else list(layers)
+    embeddings = [layer for layer in before if layer.role == "embedding"]
+    if len(embeddings) != 1:
         return []
+    (embedding,) = embeddings
     readers = [cell.ih for (depth, _), cell in cells.items() if depth == 0 and cell.ih]
     return [
-        make_pair("embedding_ih", (Side(before.name, "right"), before), (Side(reader.name, "right"), reader))
+        make_pair("embedding_ih", (Side(embedding.name, "right"), embedding), (Side(reader.name, "right"), reader))
         for reader in readers
-        if reader.shape[1] == before.shape[1]
+        if reader.shape[1] == embedding.shape[1]
     ]
 
 

@@ -27,6 +27,26 @@ class Reference:
     step_for: Callable[[int], int | None]
 
 
+def sva(trajectory: Trajectory, reference: int | Trajectory | None = None, subspace: int | None = None) -> list[Row]:
+    """Singular vector agreement between checkpoints: the rows of `spectrascope sva --format json`.
+
+    Parameters
+    ----------
+    trajectory : an opened store
+    reference : a step of it, the last one by default; or another store, compared step by step
+    subspace : a number of vectors, to report the overlap of the spaces that they span as well
+
+    Raises RequestError for a step that is not there.
+    """
+    if isinstance(reference, Trajectory):
+        there = set(reference.steps)
+        compared = Reference(reference, lambda step: step if step in there else None)
+    else:
+        at = trajectory.info(trajectory.steps[-1] if reference is None else reference).step
+        compared = Reference(trajectory, lambda _: at)
+    return sva_rows(trajectory, trajectory.steps, trajectory.matrices, compared, None, subspace)
+
+
 def sva_rows(
     trajectory: Trajectory,
     steps: Sequence[int],

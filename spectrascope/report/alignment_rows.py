@@ -14,10 +14,30 @@ from ..metrics.alignment import LEADING, alignment, diagonal, random_baseline, s
 from ..store import Record, Trajectory
 from .agreement_rows import NO_VECTORS
 from .directions import Directions, directions_of
+from .pairs import of_architecture, pairs_over, select_pairs
 from .rows import ZERO_MATRIX, Row, plain_list
 
 Array = NDArray[Any]
 Read = dict[tuple[str, str], NDArray[np.float32]]
+
+
+def align(
+    trajectory: Trajectory, pairs: Sequence[str] = (), steps: Sequence[int] | None = None, lstm_gate: str | None = None
+) -> list[Row]:
+    """Alignment of consecutive matrices: the rows of `spectrascope align --format json`.
+
+    Parameters
+    ----------
+    trajectory : an opened store
+    pairs : globs of names ('mlp.up->mlp.down') or kinds ('q_k') of pairs; all by default
+    steps : those to report; all by default
+    lstm_gate : i, f, g or o of an LSTM, r, z or n of a GRU; g and n by default
+
+    Raises RequestError for a pair or step that is not there.
+    """
+    chosen = trajectory.steps if steps is None else list(steps)
+    found = pairs_over(trajectory, chosen, of_architecture(lstm_gate))
+    return align_rows(trajectory, chosen, select_pairs(found, pairs), None)
 
 
 def align_rows(

@@ -1,0 +1,237 @@
+"""Families of plain torch modules: every pair that SPEC section 3 names, none guessed, in either order of names."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+
+def sequential(*sizes: int) -> nn.Sequential:
+    members: list[nn.Module] = []
+    for width, after in pairwise(sizes):
+        members += [nn.Linear(width, after), nn.ReLU()]
+    return nn.Sequential(*members[:-1])
+
+
+class LeNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(16 * 5 * 5, 12), nn.Linear(12, 8), nn.Linear(8, 5)
+
+
+class VGG(nn.Module):
+    """torchvision's names; batch norm between."""
+
+    def __init__(self, spatial: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()),
+        )
+        self.classifier = nn.Sequential(nn.Linear(6 * spatial**2, 10), nn.ReLU(), nn.Dropout(), nn.Linear(10, 5))
+
+
+class Block(nn.Module):
+    """torchvision's BasicBlock or Bottleneck, as far as names and shapes go."""
+
+    def __init__(self, before: int, width: int, bottleneck: bool) -> None:
+        super().__init__()
+        after = 2 * width if bottleneck else width
+        self.conv1 = nn.Conv2d(before, width, 1 if bottleneck else 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, bias=False)
+        if bottleneck:
+            self.conv3 = nn.Conv2d(width, after, 1, bias=False)
+        if before != after:
+            self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, bias=False), nn.BatchNorm2d(after))
+
+
+class ResNet(nn.Module):
+    def __init__(self, bottleneck: bool) -> None:
+        super().__init__()
+        times = 2 if bottleneck else 1
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 7, bias=False), nn.BatchNorm2d(4)
+        self.layer1 = nn.Sequential(Block(4, 4, bottleneck), Block(4 * times, 4, bottleneck))
+        self.layer2 = nn.Sequential(Block(4 * times, 6, bottleneck))
+        self.fc = nn.Linear(6 * times, 5)
+
+
+class Tagger(nn.Module):
+    def __init__(self, kind: Any, layers: int, both: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.rnn = kind(6, 5, num_layers=layers, bidirectional=both)
+        self.out = nn.Linear(10 if both else 5, 4)
+
+
+class LanguageModel(nn.Module):
+    """As in PyTorch's tutorial: the embedding is called encoder, the output decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 12)
+        self.encoder = nn.Embedding(11, 8)
+        self.transformer_encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.decoder = nn.Linear(8, 11)
+
+
+def chain(*names: str) -> set[str]:
+    return {f"{one}->{other}" for one, other in pairwise(names)}
+
+
+def product(writers: list[str], readers: list[str]) -> set[str]:
+    return {f"{one}->{other}" for one in writers for other in readers}
+
+
+def resnet(bottleneck: bool) -> set[str]:
+    blocks = {"layer1.0": bottleneck, "layer1.1": False, "layer2.0": True}  # with a shortcut or without
+    writers, found = ["conv1"], set()
+    for block, has_shortcut in blocks.items():
+        convolutions = [f"{block}.conv{i}" for i in range(1, 4 if bottleneck else 3)]
+        shortcut = [f"{block}.downsample.0"] if has_shortcut else []
+        found |= product(writers, [convolutions[0], *shortcut]) | chain(*convolutions)
+        writers = [convolutions[-1], *shortcut]
+    return found | product(writers, ["fc"])
+
+
+def recurrent(layers: int, both: bool) -> set[str]:
+    found = set()
+    for end, word in (("", "forward"), ("_reverse", "reverse"))[: 2 if both else 1]:
+        found |= {f"embedding->rnn.weight_ih_l0{end}"}
+        for layer in range(layers):
+            ih, hh = f"rnn.weight_ih_l{layer}{end}", f"rnn.weight_hh_l{layer}{end}"
+            reader = f"rnn.weight_ih_l{layer + 1}{end}" if layer + 1 < layers else "out"
+            found |= {f"{ih}->{hh}"} | product([ih, hh], [f"{reader}[{word}]" if both else reader])
+    return found
+
+
+def encoder_layers(layers: int) -> set[str]:
+    found, before = set(), "encoder"
+    for i in range(layers):
+        path = f"transformer_encoder.layers.{i}"
+        fused, output = f"{path}.self_attn.in_proj_weight", f"{path}.self_attn.out_proj"
+        found |= {f"{before}->{fused}", f"{fused}[q,head]->{fused}[k,head]", f"{fused}[v,head]->{output}[head]"}
+        found |= {f"{fused}[v]->{output}"} | chain(output, f"{path}.linear1", f"{path}.linear2")
+        before = f"{path}.linear2"
+    return found | {f"{before}->decoder"}
+
+
+def unet() -> nn.Module:
+    model = nn.Module()
+    widths = [1, 4, 4, 6, 6]
+    for i in range(1, 5):
+        setattr(model, f"conv{i}", nn.Conv2d(widths[i - 1], widths[i], 3, bias=False))
+        setattr(model, f"tconv{i}", nn.ConvTranspose2d(widths[i], widths[i - 1], 3, bias=i == 1))
+    for i in range(1, 8):
+        dense = nn.Module()
+        dense.dense = nn.Linear(8, widths[i if i < 5 else 8 - i])
+        setattr(model, f"dense{i}", dense)
+    return model
+
+
+def unet_pairs() -> set[str]:
+    """The 17 of the thesis."""
+    found = chain("conv1", "conv2", "conv3", "conv4", "tconv4", "tconv3", "tconv2", "tconv1")
+    found |= {f"conv{i}->tconv{i}" for i in (1, 2, 3)} | {f"dense{i}.dense->tconv{i}" for i in (1, 2, 3, 4)}
+    found |= {f"dense{i}.dense->conv{i + 1}" for i in (1, 2, 3)}
+    assert len(found) == 17
+    return found
+
+
+MODELS: dict[str, tuple[Any, set[str]]] = {
+    "sequential": (lambda: sequential(7, 8, 6, 5), chain("0", "2", "4")),
+    "deep_sequential": (lambda: sequential(*[6] * 14), chain(*(str(i) for i in range(0, 26, 2)))),
+    "lenet": (LeNet, chain("conv1", "conv2", "fc1", "fc2", "fc3")),
+    "vgg": (lambda: VGG(7), chain("features.0", "features.4", "classifier.0", "classifier.3")),
+    "vgg_pooled": (lambda: VGG(1), chain("features.0", "features.4", "classifier.0", "classifier.3")),
+    "resnet": (lambda: ResNet(False), resnet(False)),
+    "resnet_bottleneck": (lambda: ResNet(True), resnet(True)),
+    "unet": (unet, unet_pairs()),
+    "lstm": (lambda: Tagger(nn.LSTM, 1, False), recurrent(1, False)),
+    "lstm_deep": (lambda: Tagger(nn.LSTM, 11, False), recurrent(11, False)),
+    "lstm_both_ways": (lambda: Tagger(nn.LSTM, 3, True), recurrent(3, True)),
+    "gru": (lambda: Tagger(nn.GRU, 2, False), recurrent(2, False)),
+    "gru_both_ways": (lambda: Tagger(nn.GRU, 2, True), recurrent(2, True)),
+    "transformer_encoder": (LanguageModel, encoder_layers(2)),
+}
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_pair_is_there_and_none_guessed(name: str, suffix: str, cli: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, expected = MODELS[name]
+    path = tmp_path / f"model.{suffix}"
+    state = make().state_dict()
+    save_file(state, path) if suffix == "safetensors" else torch.save(state, path)
+    heads = ["--heads", "2"] if "transformer" in name else []
+    rows = cli("show", path, "--pairs", "--format", "json", *heads).json["rows"]
+    assert {
+        row["pair"].replace(".weight[", "[").replace(".weight->", "->").removesuffix(".weight") for row in rows
+    } == expected
+    assert not any(row["guessed"] or row["reason"] for row in rows)
+
+
+def test_the_format_of_olmo(cli: Any, tmp_path: Path) -> None:
+    """Its own, not Hugging Face's: q, k and v in att_proj, and gate and up in ff_proj, the gate last."""
+    shapes = {"att_proj": (24, 8), "attn_out": (8, 8), "ff_proj": (20, 8), "ff_out": (8, 10)}
+    weights = {f"model.transformer.blocks.{i}.{name}.weight": shape for i in (0, 1) for name, shape in shapes.items()}
+    weights |= {"model.transformer.wte.weight": (30, 8), "model.transformer.ff_out.weight": (30, 8)}
+    save_file({name: torch.randn(*shape) for name, shape in weights.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "hf_olmo", "n_heads": 2, "weight_tying": false}')
+    rows = cli("show", tmp_path, "--pairs", "--format", "json").json["rows"]
+    found = {row["pair"].replace("model.transformer.", "").replace(".weight", "") for row in rows}
+    expected = {"wte->blocks.0.att_proj", "blocks.0.ff_out->blocks.1.att_proj", "blocks.1.ff_out->ff_out"}
+    for i in (0, 1):
+        block = f"blocks.{i}"
+        expected |= {f"{block}.att_proj[q,head]->{block}.att_proj[k,head]", f"{block}.att_proj[v]->{block}.attn_out"}
+        expected |= {f"{block}.att_proj[v,head]->{block}.attn_out[head]"}
+        for part in ("gate", "up"):
+            expected |= {f"{block}.attn_out->{block}.ff_proj[{part}]", f"{block}.ff_proj[{part}]->{block}.ff_out"}
+    assert found == expected
+    assert not any(row["guessed"] or row["reason"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "embedding"),
+    [
+        (("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "head"), "patch_embed.proj"),
+        (("self_attention.in_proj_weight", "self_attention.out_proj", "mlp.0", "mlp.3", "heads.head"), "conv_proj"),
+    ],
+    ids=["timm", "torchvision"],
+)
+def test_vision_transformers_of_other_libraries(names: Any, embedding: str, cli: Any, tmp_path: Path) -> None:
+    fused, output, up, down, head = names
+    blocks = ["blocks.0", "blocks.1"] if "qkv" in fused else [f"encoder.layers.encoder_layer_{i}" for i in (0, 1)]
+    shapes = {fused: (24, 8), output: (8, 8), up: (16, 8), down: (8, 16)}
+    weights = {
+        f"{block}.{name}{'' if name.endswith('weight') else '.weight'}": torch.randn(*shape)
+        for block in blocks
+        for name, shape in shapes.items()
+    }
+    weights |= {f"{embedding}.weight": torch.randn(8, 3, 4, 4), f"{head}.weight": torch.randn(5, 8)}
+    weights[f"{embedding}.bias"] = torch.zeros(8)
+    save_file(weights, tmp_path / "model.safetensors")
+    rows = cli("show", tmp_path, "--pairs", "--heads", "2", "--format", "json").json["rows"]
+    found = {row["pair"].replace(".weight", "") for row in rows}
+    assert {f"{embedding}->{blocks[0]}.{fused}".replace(".weight", ""), f"{blocks[1]}.{down}->{head}"} <= found
+    assert len(found) == 2 + 2 * 5 + 1
+    assert not any(row["guessed"] or row["reason"] for row in rows)
+
+
+def test_what_no_family_knows_is_a_guess(cli: Any, tmp_path: Path) -> None:
+    weights = {"first_thing": (6, 4), "second_thing": (8, 6), "other": (3, 3), "last_thing": (2, 3)}
+    torch.save({f"{name}.weight": torch.randn(*shape) for name, shape in weights.items()}, tmp_path / "model.pt")
+    found = cli("show", tmp_path / "model.pt", "--pairs", "--format", "json").json
+    assert found["families"] == ["unknown"]
+    assert [(row["pair"], row["guessed"]) for row in found["rows"]] == [
+        ("first_thing.weight->second_thing.weight", True),
+        ("other.weight->last_thing.weight", True),
+    ]
