@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from ..tensors import natural_key
 
+NUMBER = re.compile(r"\d+")
 NUMBER_AT_END = re.compile(r"(\d+)(\D*)$")
 
 
@@ -61,9 +63,17 @@ class Layers:
         if "*" not in tail:
             layer = self.get(head + tail)
             return {} if layer is None else {"": layer}
-        pattern = re.compile(re.escape(head + tail).replace(r"\*", r"(\d+)"))
-        found = {match[1]: layer for name, layer in self._by_stem.items() if (match := pattern.fullmatch(name))}
-        return dict(sorted(found.items(), key=lambda item: int(item[0])))
+        return self._by_star.get(head + tail, {})
+
+    @cached_property
+    def _by_star(self) -> dict[str, dict[str, Layer]]:
+        """Names with one of their numbers as a star -> that number -> the matrix, in the order of the numbers."""
+        found: dict[str, dict[str, Layer]] = {}
+        for name in sorted(self._by_stem, key=natural_key):
+            for match in NUMBER.finditer(name):
+                starred = f"{name[: match.start()]}*{name[match.end() :]}"
+                found.setdefault(starred, {})[match[0]] = self._by_stem[name]
+        return found
 
     def heads_of(self, tail: str) -> list[str]:
         """What stands before `tail` in names that end in it, in natural order; "" for a name that is it."""

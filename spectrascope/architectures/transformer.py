@@ -170,6 +170,7 @@ class _Pairs:
         self.layers = layers
         self.facts = facts
         self.is_parallel = family.parallel(facts)
+        self._blocks: dict[str, list[_Stage]] = {}
 
     def all(self) -> list[Pair]:
         stacks = self._stacks()
@@ -260,6 +261,11 @@ class _Pairs:
 
     def _block(self, head: str) -> list[_Stage]:
         """The stages of a block: its sublayers one after the other, or all in one where they are parallel."""
+        if head not in self._blocks:
+            self._blocks[head] = self._stages(head)
+        return self._blocks[head]
+
+    def _stages(self, head: str) -> list[_Stage]:
         stages = []
         for sublayer in self.family.sublayers:
             stage = _Stage()

@@ -490,3 +490,72 @@ def test_permuted_and_negated_hidden_units_change_nothing(seed: int, align: Any,
     agreement = cli("sva", STORE, "--format", "json").json["rows"]
     last = {row["matrix"]: row["score"] for row in agreement if row["step"] == 1}
     assert last == pytest.approx(dict.fromkeys(weights, 1.0), abs=1e-6)
+
+
+def attention(seed: int = 0) -> dict[str, torch.Tensor]:
+    """One layer of Llama's names: four heads of queries, two of keys and values."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"q_proj": (16, 16), "k_proj": (8, 16), "v_proj": (8, 16), "o_proj": (16, 16)}
+    weights = {f"layers.0.self_attn.{name}.weight": torch.randn(*s, generator=generator) for name, s in shapes.items()}
+    return weights | {
+        f"layers.0.mlp.{name}_proj.weight": torch.randn(16, 16, generator=generator) for name in ("gate", "up", "down")
+    }
+
+
+def test_heads_given_later_add_blocks_and_nothing_is_lost(
+    align: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = align(attention())
+    assert {row["kind"]: bool(row["reason"]) for row in rows}["q_k"]
+    decomposed: list[tuple[int, ...]] = []
+    from spectrascope import job
+
+    original = job.decompose_blocks
+    monkeypatch.setattr(job, "decompose", lambda *_: pytest.fail("decomposed again"))
+    monkeypatch.setattr(job, "decompose_blocks", lambda *a: decomposed.append(tuple(a[0].shape)) or original(*a))
+    assert cli("analyze", "run", "-o", STORE, "--heads", "4", "--quiet").code == 0
+    assert sorted(decomposed) == [(2, 4, 16), (2, 4, 16), (4, 4, 16), (4, 16, 4)]
+    with_heads = cli("align", STORE, "--format", "json").json["rows"]
+    assert not any(row["reason"] for row in with_heads)
+    decomposed.clear()
+    for options in ([], ["--heads", "4"]):  # neither forgets them
+        assert cli("analyze", "run", "-o", STORE, "--quiet", *options).code == 0
+        assert cli("align", STORE, "--format", "json").json["rows"] == with_heads
+    assert decomposed == []
+    assert cli("analyze", "run", "-o", STORE, "--heads", "2", "--quiet").code == 0
+    (row,) = [row for row in cli("align", STORE, "--format", "json").json["rows"] if row["kind"] == "q_k"]
+    assert len(row["per_head"]) == 2
+
+
+def test_heads_table(align: Any, cli: Any) -> None:
+    weights = attention()
+    align(weights, analyze=["--heads", "4"])
+    rows = cli("rank", STORE, "--heads-table", "--format", "json").json["rows"]
+    names = [row["matrix"] for row in rows]
+    expected = {"q": 4, "k": 2, "v": 2, "o": 4}
+    assert len(names) == sum(expected.values())
+    for part, count in expected.items():
+        for head in range(count):
+            name = f"layers.0.self_attn.{part}_proj.weight"
+            whole = weights[name].double().numpy()
+            block = whole[:, 4 * head : 4 * head + 4] if part == "o" else whole[4 * head : 4 * head + 4]
+            (row,) = [row for row in rows if row["matrix"] == f"{name}[{head}]"]
+            sigma = svd(block)[1]
+            assert row["spectral_norm"] == pytest.approx(sigma[0], rel=1e-10)
+            assert row["stable_rank"] == pytest.approx((sigma**2).sum() / sigma[0] ** 2, rel=1e-9)
+            assert row["shape"] == list(block.shape)
+    some = cli("rank", STORE, "--heads-table", "--matrix", "*q_proj*", "--format", "json").json["rows"]
+    assert len(some) == 4
+    assert not any("[0]" in row["matrix"] for row in cli("rank", STORE, "--format", "json").json["rows"])
+    align_less = cli("analyze", "run", "-o", "plain.spectra", "--quiet")
+    assert align_less.code == 0
+    found = cli("rank", "plain.spectra", "--heads-table")
+    assert found.code == 2
+    assert "the store has no heads: analyse with --heads N" in found.err
+
+
+def test_a_store_of_the_first_version_opens(cli: Any) -> None:
+    store = Path(__file__).parent.parent / "data" / "version1.spectra"
+    found = cli("align", store, "--format", "json")
+    assert (found.code, found.json["rows"]) == (0, [])
+    assert "no pair of matrices follows from the names" in found.err
