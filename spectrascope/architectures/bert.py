@@ -1,6 +1,7 @@
 """BERT, RoBERTa and other encoders of their names."""
 
-from .transformer import Attention, Perceptron, Transformer
+from .blocks import Attention, Perceptron
+from .transformer import Transformer
 
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "data2vec-text", "ernie")
 

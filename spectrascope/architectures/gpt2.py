@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..tensors import TensorInfo
+from .blocks import Attention, Perceptron
 from .facts import Facts
 from .layouts import thirds
-from .transformer import Attention, Perceptron, Transformer
+from .transformer import Transformer
 
 CONV1D = ("attn.c_attn", "attn.c_proj", "crossattention.c_attn", "crossattention.c_proj", "crossattention.q_attn")
 CONV1D_MLP = ("mlp.c_fc", "mlp.c_proj")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .blocks import Attention, Perceptron
 from .facts import Facts
 from .layouts import Parts, interleaved, one_key
-from .transformer import Attention, Perceptron, Transformer
+from .transformer import Transformer
 
 
 def layout(rows: int, output: int | None, facts: Facts) -> Parts:

@@ -1,7 +1,8 @@
 """GPT-NeoX and Pythia: q, k and v interleaved head by head, attention and MLP in parallel. BLOOM: the same, serial."""
 
+from .blocks import Attention, Perceptron
 from .layouts import interleaved
-from .transformer import Attention, Perceptron, Transformer
+from .transformer import Transformer
 
 MLP = Perceptron(up=("mlp.dense_h_to_4h",), down="mlp.dense_4h_to_h")
 

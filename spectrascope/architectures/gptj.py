@@ -1,6 +1,7 @@
 """GPT-J and Phi: attention and MLP in parallel, queries, keys and values apart."""
 
-from .transformer import Attention, Perceptron, Transformer
+from .blocks import Attention, Perceptron
+from .transformer import Transformer
 
 FAMILY = Transformer(
     "GPT-J",

@@ -1,7 +1,8 @@
 """Llama and the many that share its names: Mistral, Qwen, Gemma, OLMo, Phi-3; dense, or with experts (Mixtral)."""
 
+from .blocks import Attention, ExpertStack, Perceptron
 from .layouts import concatenated
-from .transformer import Attention, ExpertStack, Perceptron, Transformer
+from .transformer import Transformer
 
 APART = Attention(query="self_attn.q_proj", key="self_attn.k_proj", value="self_attn.v_proj", output="self_attn.o_proj")
 FUSED = Attention(fused="self_attn.qkv_proj", output="self_attn.o_proj", layout=concatenated)

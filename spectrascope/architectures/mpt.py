@@ -1,7 +1,8 @@
 """MPT: q, k and v one after the other, keys and values of groups of heads in some models."""
 
+from .blocks import Attention, Perceptron
 from .layouts import concatenated
-from .transformer import Attention, Perceptron, Transformer
+from .transformer import Transformer
 
 MODEL_TYPES = ("mpt",)
 

@@ -3,8 +3,9 @@
 Hugging Face's own OLMo has the names of Llama.
 """
 
+from .blocks import Attention, Perceptron
 from .layouts import concatenated
-from .transformer import Attention, Perceptron, Transformer
+from .transformer import Transformer
 
 FAMILY = Transformer(
     "OLMo",

@@ -1,6 +1,7 @@
 """OPT: queries, keys and values apart, an MLP without a name of its own, projections around narrow embeddings."""
 
-from .transformer import Attention, Perceptron, Transformer
+from .blocks import Attention, Perceptron
+from .transformer import Transformer
 
 MODEL_TYPES = ("opt",)
 

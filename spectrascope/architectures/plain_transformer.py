@@ -1,6 +1,7 @@
 """Transformers written by hand, in the names that people use for them: `attn.query`, `attn.wq`, `mlp.up`, ..."""
 
-from .transformer import Attention, Perceptron, Transformer
+from .blocks import Attention, Perceptron
+from .transformer import Transformer
 
 LAYERS = ("attn", "attention", "self_attn", "self_attention", "mha")
 QUERIES_KEYS_VALUES = (
@@ -27,7 +28,8 @@ FAMILY = Transformer(
                 query=f"{layer}.{q}",
                 key=f"{layer}.{k}",
                 value=f"{layer}.{v}",
-                output="|".join(f"{layer}.{output}" for output in OUTPUTS),
+                output=f"{layer}.{OUTPUTS[0]}",
+                other_outputs=tuple(f"{layer}.{output}" for output in OUTPUTS[1:]),
             )
             for layer in LAYERS
             for q, k, v in QUERIES_KEYS_VALUES

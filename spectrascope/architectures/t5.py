@@ -1,6 +1,7 @@
 """T5: an encoder, and a decoder whose second attention reads it; a gated MLP in later versions."""
 
-from .transformer import Attention, Perceptron, Transformer
+from .blocks import Attention, Perceptron
+from .transformer import Transformer
 
 
 def _attention(path: str, reads_encoder: bool = False) -> Attention:

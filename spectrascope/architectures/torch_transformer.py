@@ -1,7 +1,8 @@
 """torch.nn.TransformerEncoder and Decoder, with the embedding and the output that people put around them."""
 
+from .blocks import Attention, Perceptron
 from .layouts import thirds
-from .transformer import Attention, Perceptron, Transformer
+from .transformer import Transformer
 
 
 def _attention(path: str, reads_encoder: bool = False) -> tuple[Attention, Attention]:

@@ -1,7 +1,8 @@
 """ViT by Hugging Face, timm and torchvision. The embedding is a convolution of patches."""
 
+from .blocks import Attention, Perceptron
 from .layouts import thirds
-from .transformer import Attention, Perceptron, Transformer
+from .transformer import Transformer
 
 FAMILY = Transformer(
     "ViT",
