@@ -35,7 +35,7 @@ from . import (
     vit,
 )
 from .facts import Facts
-from .family import Family
+from .family import Family, Guess
 from .layers import Layer, Layers
 
 __all__ = ["FAMILIES", "Facts", "Family", "Layer", "Layers", "by_name", "recognise"]
@@ -48,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt2.FAMILY,
     gpt_bigcode.FAMILY,
     llama.FAMILY,
+    llama.COHERE,
     llama.LLAMA4,
     llama.GPT_OSS,
     gptj.FAMILY,
@@ -72,13 +73,22 @@ _BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in fa
 
 
 def recognise(layers: Layers, facts: Facts) -> Family:
-    """The family of a model: by the `model_type` of its config.json, else by names."""
+    """The family of a model: by the `model_type` of its config.json, else by names.
+
+    Where config.json names a type that is not known here, names are evidence and no proof: all pairs are guesses.
+    """
     for model_type in facts.model_types:
         if model_type in _BY_MODEL_TYPE:
             return _BY_MODEL_TYPE[model_type]
-    return next(family for family in FAMILIES if family.fits(layers))
+    return _unless_contradicted(next(family for family in FAMILIES if family.fits(layers)), facts)
 
 
 def by_name(name: str | None, layers: Layers, facts: Facts) -> Family:
     """The family of this name; recognised anew where there is none of it."""
-    return _BY_NAME.get(name or "") or recognise(layers, facts)
+    family = _BY_NAME.get(name or "")
+    return recognise(layers, facts) if family is None else _unless_contradicted(family, facts)
+
+
+def _unless_contradicted(family: Family, facts: Facts) -> Family:
+    is_of_another_type = facts.model_types and not any(one in _BY_MODEL_TYPE for one in facts.model_types)
+    return Guess(family) if is_of_another_type else family

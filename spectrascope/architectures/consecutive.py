@@ -6,12 +6,12 @@ from itertools import pairwise
 
 from .convolutions import chain, fits_chain
 from .facts import Facts
-from .family import WithoutParts
+from .family import StoredPlainly
 from .layers import Layer, Layers
 from .pairs import Pair, Side, make_pair
 
 
-class Consecutive(WithoutParts):
+class Consecutive(StoredPlainly):
     """Any model."""
 
     name = "unknown"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import RequestError
 
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "n_kv_heads")
 # Where models of text and something else keep what is said of the text.
 NESTED = ("text_config", "llm_config", "language_config", "attn_config")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from ..tensors import TensorInfo
@@ -42,7 +43,22 @@ class Family(Protocol):
         ...
 
 
-class WithoutParts:
+class Guess:
+    """A family that a model has the names of, though its config.json says that it is another: its pairs are guesses."""
+
+    model_types: tuple[str, ...] = ()
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self.name = family.name
+        self.fits, self.input_first, self.parts = family.fits, family.input_first, family.parts
+
+    def pairs(self, layers: Layers, facts: Facts, gate: str | None) -> list[Pair]:
+        """Those of the family."""
+        return [replace(pair, guessed=True) for pair in self._family.pairs(layers, facts, gate)]
+
+
+class StoredPlainly:
     """For families whose matrices are stored apart, (out, in)."""
 
     model_types: tuple[str, ...] = ()

@@ -23,8 +23,8 @@ def conv1d_weights(tensors: Mapping[str, TensorInfo], facts: Facts) -> Iterable[
     tails = [f".{name}.weight" for name in (*CONV1D, *CONV1D_MLP)]
     names = [name for name in tensors if any(f".{name}".endswith(tail) for tail in tails)]
     votes = [vote for name in names if (vote := _is_input_first(tensors, name)) is not None]
-    is_conv1d = votes[0] if votes else not {*facts.model_types}.isdisjoint(MODEL_TYPES)
-    return names if is_conv1d else []
+    is_said = not {*facts.model_types}.isdisjoint(MODEL_TYPES)
+    return names if (sum(votes) * 2 > len(votes) if votes else is_said) else []
 
 
 def _is_input_first(tensors: Mapping[str, TensorInfo], name: str) -> bool | None:

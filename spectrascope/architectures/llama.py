@@ -43,8 +43,18 @@ FAMILY = Transformer(
         *("llama", "mistral", "ministral", "smollm3", "qwen2", "qwen3", *TIED, "olmo", "olmo2", "olmo3", "phi3"),
         *("glm", "granite", "seed_oss", "stablelm", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "minimax"),
     ),
+    parallel=lambda facts: facts.flag("use_parallel_residual", False),
     stacks=(ExpertStack("experts.gate_up_proj", gate_and_up="halves"),),
     tied=TIED,
+)
+COHERE = Transformer(
+    "Cohere",
+    sublayers=((APART,), (_gated("mlp"),)),
+    embeddings=("embed_tokens",),
+    model_types=("cohere", "cohere2"),
+    parallel=lambda facts: True,
+    known_by_names=False,  # Llama has the same
+    tied=("cohere", "cohere2"),
 )
 LLAMA4 = Transformer(
     "Llama 4",

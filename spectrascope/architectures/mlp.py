@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from .convolutions import chain
 from .facts import Facts
-from .family import WithoutParts
+from .family import StoredPlainly
 from .layers import Layers, stem
 from .pairs import Pair
 from .vgg import MEMBER
@@ -15,7 +15,7 @@ from .vgg import MEMBER
 NUMBER = re.compile(r"\d+")
 
 
-class MLP(WithoutParts):
+class MLP(StoredPlainly):
     """Linears in one line."""
 
     name = "MLP"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .facts import Facts
-from .family import WithoutParts
+from .family import StoredPlainly
 from .layers import Layer, Layers
 from .pairs import Blocks, Pair, Side, Slice, make_pair
 
@@ -24,7 +25,7 @@ class _Cell:
     hh: Layer | None = None
 
 
-class Recurrent(WithoutParts):
+class Recurrent(StoredPlainly):
     """Any number of recurrent layers, each followed by a Linear that reads it."""
 
     name = "LSTM or GRU"
@@ -82,13 +83,14 @@ def _readers(
         return []
     linears = [layer for layer in layers if layer.role in ("linear", "head", "unembedding")]
     if _in_order(layers, path):
-        after = _places(layers, path)[-1]
-        order = list(layers)
-        return [(layer, "linear", False) for layer in linears if order.index(layer) > after][:1]
+        following_layers = list(layers)[_places(layers, path)[-1] + 1 :]
+        before_another = takewhile(lambda layer: layer.role != "recurrent", following_layers)
+        return [(layer, "linear", False) for layer in before_another if layer in linears][:1]
     hidden = next((cell.hh.shape[1] for cell in cells.values() if cell.hh), 0)
     width = hidden * len({reverse for _, reverse in cells})
     fitting = [layer for layer in linears if layer.shape[1] == width]
-    return [(layer, "linear", len(fitting) > 1) for layer in fitting[:1]]
+    modules = {match["path"] for layer in layers if (match := WEIGHT.match(layer.name))}
+    return [(layer, "linear", len(fitting) + len(modules) > 2) for layer in fitting[:1]]
 
 
 def _places(layers: Layers, path: str) -> list[int]:
@@ -121,7 +123,10 @@ def _pair(
     if gates is None:
         whole = Side(writer.name, "left")
         return [Pair(kind, whole, other, reason="its gates cannot be told: no weight_hh beside it, of as many rows")]
-    chosen = gate if gate and gate in gates else DEFAULT[gates]
+    chosen = gate or DEFAULT[gates]
+    if chosen not in gates:
+        reason = f"{'an LSTM' if gates == LSTM else 'a GRU'} has no gate {chosen}; it has {', '.join(gates)}"
+        return [Pair(kind, Side(writer.name, "left"), other, reason=reason)]
     place = gates.index(chosen)
     kept = Slice(place * hidden, (place + 1) * hidden)
     return [make_pair(kind, (Side(writer.name, "left", kept), writer), (other, reader), guessed)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ..tensors import natural_key
@@ -11,6 +12,10 @@ from .facts import Facts
 from .layers import Layer, Layers, without_number
 from .layouts import NO_HEADS, Parts
 from .pairs import Blocks, Pair, Side, Vectors, make_pair
+
+# The towers of models that see or hear as well: what config.json says of heads is said of the text.
+BESIDE_TEXT = re.compile(r"(?:^|\.)(?:vision|visual|image|audio|speech)\w*\.")
+NO_HEADS_BESIDE_TEXT = "the number of heads of this part is not read from config.json, which tells that of the text"
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,20 @@ class ResidualStream:
         self.layers = layers
         self.facts = facts
         self.is_parallel = family.parallel(facts)
+        self.is_beside_text = False
         self._blocks: dict[str, list[_Stage]] = {}
 
     def pairs(self) -> list[Pair]:
         stacks = self._stacks()
+        of_text = {key: heads for key, heads in stacks.items() if not BESIDE_TEXT.search(key)}
+        if of_text and len(of_text) < len(stacks):
+            rest = {key: heads for key, heads in stacks.items() if key not in of_text}
+            beside = ResidualStream(self.family, self.layers, replace(self.facts, heads=None, kv_heads=None))
+            beside.is_beside_text = True
+            return self._of_stacks(of_text) + beside._of_stacks(rest)
+        return self._of_stacks(stacks)
+
+    def _of_stacks(self, stacks: dict[str, list[str]]) -> list[Pair]:
         blocks = {key: [self._block(head) for head in heads] for key, heads in stacks.items()}
         decoders = [key for key, stack in blocks.items() if any(s.reads_encoder for stages in stack for s in stages)]
         encoder = next((key for key in blocks if key not in decoders), None) if decoders else None
@@ -88,14 +103,15 @@ class ResidualStream:
     def _of_stack(self, key: str, blocks: list[list[_Stage]], memory: list[_End], is_last: bool) -> list[Pair]:
         head = key.partition("*")[0]
         stages = [stage for block in blocks for stage in block]
-        embedding = next((found for name in self.family.embeddings if (found := self.layers.nearest(name, head))), None)
+        names = () if self.is_beside_text else self.family.embeddings
+        embedding = next((found for name in names if (found := self.layers.nearest(name, head))), None)
         pairs = self._embedding_pairs(embedding, head, stages[0]) if embedding else []
         for index, stage in enumerate(stages):
             pairs += self._between(memory, stage.reads_encoder, "encoder")
             pairs += stage.inside
             if index + 1 < len(stages):
                 pairs += self._between(stage.writers, stages[index + 1].readers)
-        if is_last:
+        if is_last and not self.is_beside_text:
             # In parallel blocks as in others it is W_2 that is paired with what comes last.
             last = [end for end in stages[-1].writers if end.kind == "mlp"] or stages[-1].writers
             pairs += self._last_pairs(last, head, embedding)
@@ -183,12 +199,15 @@ class ResidualStream:
         fused = self.layers.get(head + names.fused) if names.fused else None
         if fused is not None:
             parts = parts_of(names, head, fused, self.layers, self.facts)
+            whole = [_End("attention", fused, "right")]
             if isinstance(parts, str):
-                inside = _unknown(fused.name, output, parts)
-            else:
-                of_parts = [self._part(fused, parts, part) for part in "qkv"]
-                inside = self._of_heads(of_parts[0], of_parts[1], of_parts[2], output)
-            return _Stage([_End("attention", fused, "right")], writers, inside)
+                return _Stage(whole, writers, _unknown(fused.name, output, parts))
+            of_parts = [self._part(fused, parts, part) for part in "qkv"]
+            inside = self._of_heads(of_parts[0], of_parts[1], of_parts[2], output)
+            if names.reads_encoder:
+                ends = [_End("attention", layer, "right") for layer in of_parts]
+                return _Stage(ends[:1], writers, inside, ends[1:])
+            return _Stage(whole, writers, inside)
         q, k, v = (self.layers.get(head + name) if name else None for name in (names.query, names.key, names.value))
         ends = [_End("attention", layer, "right") for layer in (q, k, v) if layer]
         inside = self._of_heads(q, k, v, output)
@@ -228,7 +247,7 @@ class ResidualStream:
         """
         heads = self.facts.heads
         if heads is None:
-            return 1, 1, NO_HEADS
+            return 1, 1, NO_HEADS_BESIDE_TEXT if self.is_beside_text else NO_HEADS
         width = q.shape[0] if q else o.shape[1] if o else 0
         keys = k.shape[0] if k else v.shape[0] if v else width
         if width % heads:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from ..tensors import natural_key
 from .convolutions import chain
 from .facts import Facts
-from .family import WithoutParts
+from .family import StoredPlainly
 from .layers import Layer, Layers, stem
 from .pairs import Pair
 
@@ -21,7 +21,7 @@ STEM = re.compile(r"(?:.*\.)?(?:conv1|stem\.conv|embedder\.convolution|conv_stem
 HEAD = re.compile(r"(?:.*\.)?(?:fc|classifier|linear|head)(?:\.\w+)?$")
 
 
-class ResNet(WithoutParts):
+class ResNet(StoredPlainly):
     """A stem, blocks of two or three convolutions with a shortcut beside them, and a Linear."""
 
     name = "ResNet"

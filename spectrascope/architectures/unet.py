@@ -5,21 +5,29 @@ It is that of the tutorial by Song on score-based models, with skips that are ad
 
 from __future__ import annotations
 
-from .convolutions import chain
+from itertools import pairwise
+
+from .convolutions import chain, fits_chain
 from .facts import Facts
-from .family import WithoutParts
+from .family import StoredPlainly
 from .layers import Layer, Layers
 from .pairs import Pair
 
 
-class UNet(WithoutParts):
+class UNet(StoredPlainly):
     """conv1 to convN, tconvN to tconv1, and dense1, dense2, ... for time."""
 
     name = "UNet"
 
     def fits(self, layers: Layers) -> bool:
-        """Whether convolutions down and up have these names."""
-        return bool(_numbered(layers, "conv")) and len(_numbered(layers, "tconv")) > 1
+        """Whether convolutions down and up have these names, and each level fits the next and its skip."""
+        down, up = _numbered(layers, "conv"), _numbered(layers, "tconv")
+        if len(up) < 2 or set(down) != set(up):
+            return False
+        depth = len(down)
+        line = [*(down[level] for level in range(1, depth + 1)), *(up[level] for level in range(depth, 0, -1))]
+        skips = [(down[level], up[level]) for level in range(1, depth)]
+        return all(fits_chain(one, other) for one, other in [*pairwise(line), *skips])
 
     def pairs(self, layers: Layers, facts: Facts, gate: str | None = None) -> list[Pair]:
         """The chain, then what each level down adds to the level of the way up: its skip, and its time projection.

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from .convolutions import chain, fits_chain
 from .facts import Facts
-from .family import WithoutParts
+from .family import StoredPlainly
 from .layers import Layer, Layers, stem
 from .pairs import Pair
 
@@ -18,7 +18,7 @@ MEMBER = re.compile(
 )
 
 
-class PlainConvolutions(WithoutParts):
+class PlainConvolutions(StoredPlainly):
     """Convolutions, then Linears, in one line."""
 
     name = "VGG or LeNet"

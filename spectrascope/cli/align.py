@@ -115,7 +115,7 @@ def align(
 
 def _finder(trajectories: list[Trajectory], file: Path | None, gate: str | None) -> Find:
     """Where pairs come from. Raises RequestError for a file that is no list of pairs of these stores."""
-    if gate is not None and gate not in "ifgorzn":
+    if gate is not None and gate not in tuple("ifgorzn"):
         raise RequestError(f"--lstm-gate is i, f, g or o of an LSTM, and r, z or n of a GRU, not {gate!r}")
     if file is None:
         return of_architecture(gate)
