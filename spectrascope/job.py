@@ -18,7 +18,7 @@ from .errors import RequestError
 from .matrices import Matrix, Plan, plan
 from .reuse import Known
 from .selection import selected
-from .store import Record, StepInfo, StepWriter, read_step, read_vectors, step_path
+from .store import FORMAT_VERSION, Record, StepInfo, StepWriter, read_step, read_vectors, step_path
 from .workers import Pool, all_cores, needs_all_cores
 
 Stamp = list[tuple[str, int, int]]
@@ -52,7 +52,7 @@ class Settings:
     def served_by(self, info: StepInfo, facts: Facts) -> bool:
         """Whether a file holds all that is asked for, if of more matrices or with more vectors."""
         has = info.settings
-        if from_plain(info.architecture.get("facts", {})) != facts:
+        if info.version < FORMAT_VERSION or from_plain(info.architecture.get("facts", {})) != facts:
             return False
         filters = [_filter(one) for one in has["filters"]]
         enough = NO_FILTER in filters or all(one in filters for one in self.filters)
@@ -203,7 +203,7 @@ class Job:
                 tied=matrix.tied,
                 made_of=matrix.made_of,
                 kernel=matrix.kernel,
-                blocks=matrix.blocks.count if matrix.blocks else 0,
+                block_count=matrix.blocks.count if matrix.blocks else 0,
                 side=matrix.side,
                 word=matrix.blocks.word if matrix.blocks else "",
             )
@@ -217,7 +217,11 @@ class Job:
             records=records,
             skipped=[asdict(one) for one in self.plan.skipped],
             coverage=self.plan.coverage,
-            architecture={"family": self.plan.family, "facts": self.plan.facts.as_plain()},
+            architecture={
+                "family": self.plan.family,
+                "facts": self.plan.facts.as_plain(),
+                "left_out": [(place, asdict(layer)) for place, layer in self.plan.left_out],
+            },
         )
 
 

@@ -5,7 +5,7 @@ Nothing is dropped silently: every tensor of a checkpoint is either the source o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -55,6 +55,11 @@ class Matrix:
         return min(self.shape)
 
     @property
+    def block_count(self) -> int:
+        """How many blocks, 0 for a matrix as a whole."""
+        return self.blocks.count if self.blocks else 0
+
+    @property
     def has_vectors(self) -> bool:
         """Whether singular vectors are kept: those of a depthwise convolution are its filters, one by one."""
         return self.role != "depthwise conv"
@@ -70,7 +75,7 @@ class Matrix:
         if not self.has_vectors:
             return 2.0 * self.shape[1]
         short, long = sorted(self.shape)
-        return (self.blocks.count if self.blocks else 1) * (float(long) * short**2 + 10.0 * short**3)
+        return max(self.block_count, 1) * (float(long) * short**2 + 10.0 * short**3)
 
     def cut(self, load: Callable[[str, int | None], torch.Tensor]) -> torch.Tensor:
         """What is stored of this matrix, of blocks all; `load` reads a tensor, or one of the first axis."""
@@ -116,7 +121,8 @@ class Skipped:
 class Plan:
     """What becomes of every tensor of one checkpoint. `coverage` is the share of its parameters analysed.
 
-    `pairs` are those of the `family` of the model, and `blocks` what they read of matrices that are cut first.
+    `pairs` are those of the `family` of the model, also of matrices that are left out by the user, which are listed in
+    `left_out` with their places; `blocks` is what pairs read of matrices that are cut first.
     """
 
     matrices: list[Matrix] = field(default_factory=list)
@@ -126,6 +132,7 @@ class Plan:
     family: str = ""
     facts: Facts = NO_FACTS
     pairs: list[Pair] = field(default_factory=list)
+    left_out: list[tuple[int, Layer]] = field(default_factory=list)
 
     @property
     def refused(self) -> list[tuple[str, str]]:
@@ -154,6 +161,7 @@ def plan(
     """
     model = _Model(Order(tensors, ordered), tied, load, facts)
     matrices: list[Matrix] = []
+    every: list[Matrix] = []
     skipped: list[Skipped] = []
     parameters = analysed = 0
     for name, info in tensors.items():
@@ -166,16 +174,26 @@ def plan(
         found = [] if reason else [replace(matrix, tied=aliases) for matrix in model.matrices(info)]
         wanted = [matrix for matrix in found if any(map(wants, (matrix.name, *aliases)))]
         matrices += wanted
+        every += found
         analysed += min(info.size, sum(matrix.size for matrix in wanted))  # a part and its whole share their numbers
         if not wanted:
             is_refused = info.kind == "refused" and wants(name)
             left_out = LEFT_OUT if found else "a stack whose matrices would have the names of other tensors"
             is_part = info.kind == "part"
             skipped.append(Skipped(name, info.shape, info.dtype, reason or left_out, is_refused, is_part))
-    pairs = model.family.pairs(as_layers(matrices), facts, None)
-    coverage = analysed / parameters if parameters else 0.0
-    blocks = _blocks(pairs, matrices, tensors)
-    return Plan(matrices, skipped, coverage, blocks, model.family.name, facts, pairs)
+    is_wanted = {matrix.name for matrix in matrices}
+    layers = as_layers(every)
+    pairs = [_or_left_out(pair, is_wanted) for pair in model.family.pairs(layers, facts, None)]
+    return Plan(
+        matrices,
+        skipped,
+        coverage=analysed / parameters if parameters else 0.0,
+        blocks=_blocks(pairs, matrices, tensors),
+        family=model.family.name,
+        facts=facts,
+        pairs=pairs,
+        left_out=[(place, layer) for place, layer in enumerate(layers) if layer.name not in is_wanted],
+    )
 
 
 def model_order(names: Sequence[str]) -> list[str]:
@@ -259,6 +277,11 @@ class _Model:
         halves = fused_halves(info, self._order.tensors)
         half = info.shape[0] // 2
         return {} if halves is None else {halves[0]: Rows(1, 0, half), halves[1]: Rows(1, half, 2 * half)}
+
+
+def _or_left_out(pair: Pair, is_wanted: Collection[str]) -> Pair:
+    absent = [side.matrix for side in (pair.one, pair.other) if side.matrix not in is_wanted]
+    return replace(pair, reason=f"{absent[0]}: {LEFT_OUT}") if absent and pair.reason is None else pair
 
 
 def _blocks(pairs: Sequence[Pair], matrices: Sequence[Matrix], tensors: Mapping[str, TensorInfo]) -> list[Matrix]:

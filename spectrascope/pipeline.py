@@ -298,7 +298,7 @@ class _Run:
 
 def _stored_bytes(matrix: Matrix, top_k: int) -> int:
     """What a matrix takes in the store, roughly: values, the vectors of one or both sides, its record."""
-    count = matrix.blocks.count if matrix.blocks else 1
+    count = max(matrix.block_count, 1)
     sides = {None: sum(matrix.shape), "left": matrix.shape[0], "right": matrix.shape[1]}[matrix.side]
     return count * (8 * matrix.rank + 4 * min(top_k, matrix.rank) * sides) + 600
 

@@ -72,8 +72,7 @@ def _key(raw_hash: str, matrix: Matrix | Record, vectors: int) -> Key:
     """Equal for matrices whose decompositions are equal."""
     layout = matrix.role if matrix.role in ("transposed conv", "depthwise conv") else ""
     if matrix.side is not None:  # of blocks, the shape tells along which axis they are cut
-        count = matrix.blocks if isinstance(matrix.blocks, int) else matrix.blocks.count if matrix.blocks else 0
-        layout += f"{count} blocks, {matrix.side}"
+        layout += f"{matrix.block_count} blocks, {matrix.side}"
     return raw_hash, matrix.shape, matrix.dtype, layout, vectors
 
 

@@ -29,9 +29,7 @@ class Blocks:
 
     def label(self, index: int | None) -> str:
         """What one part is called, or each of them for None."""
-        if index is None:
-            return self.word
-        return str(index) if self.word == "head" else DIRECTIONS[index]
+        return self.word if index is None else block_word(self.word, index)
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,11 @@ class Pair:
             return replace(side, index=head * side.blocks.count // heads)
 
         return Pair(self.kind, one_block(self.one), one_block(self.other), self.guessed, self.reason)
+
+
+def block_word(word: str, index: int) -> str:
+    """What one of several blocks is called: a head by its number, a direction by its name."""
+    return DIRECTIONS[index] if word == "direction" else str(index)
 
 
 def with_part(name: str, part: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..store import Record, Trajectory
 from .agreement_rows import NO_VECTORS
 from .directions import Directions, directions_of
 from .pairs import of_architecture, pairs_over, select_pairs
-from .rows import ZERO_MATRIX, Row, plain_list
+from .rows import ZERO_MATRIX, Row, in_runs, plain_list
 
 Array = NDArray[Any]
 Read = dict[tuple[str, str], NDArray[np.float32]]
@@ -60,20 +61,42 @@ def align_rows(
             name: _sides(trajectory, step, pair, directions) if (pair := by_step.get(step)) else ABSENT
             for name, by_step in pairs.items()
         }
-        found = {name: sides for name, sides in here.items() if not isinstance(sides, str)}
-        read = trajectory.sides(step, dict.fromkeys(side.key for sides in found.values() for side in sides), count)
-        compared = {name: _Compared(pairs[name][step], *sides, read) for name, sides in found.items()}
-        numbers = _numbers({name: one.diagonals for name, one in compared.items()})
-        for name, reason in here.items():
+        values = _values(
+            trajectory,
+            step,
+            here,
+            {name: by_step[step] for name, by_step in pairs.items() if step in by_step},
+            count,
+            whole,
+        )
+        for name in here:
             pair = pairs[name].get(step) or next(iter(pairs[name].values()))
             row: Row = {"step": step, "pair": name, "kind": pair.kind, **NO_VALUES, "guessed": pair.guessed}
-            if whole:
-                row["matrix"] = None
-            rows.append(row | (compared[name].row(numbers[name], whole) if name in compared else {"reason": reason}))
+            rows.append(row | ({"matrix": None} if whole else {}) | values[name])
     return rows
 
 
+def _values(
+    trajectory: Trajectory,
+    step: int,
+    here: dict[str, tuple[_Side, _Side] | str],
+    pairs: dict[str, Pair],
+    count: int | None,
+    whole: bool,
+) -> dict[str, Row]:
+    """The columns of each pair of a step: its numbers, or the reason why there are none."""
+    found = {name: sides for name, sides in here.items() if not isinstance(sides, str)}
+    values: dict[str, Row] = {name: {"reason": sides} for name, sides in here.items() if isinstance(sides, str)}
+    for names in in_runs({name: sum(side.bytes(count) for side in sides) for name, sides in found.items()}):
+        read = trajectory.sides(step, dict.fromkeys(side.key for name in names for side in found[name]), count)
+        compared = {name: _Compared(pairs[name], *found[name], read) for name in names}
+        numbers = _numbers({name: one.diagonals for name, one in compared.items()})
+        values |= {name: one.row(numbers[name], whole) for name, one in compared.items()}
+    return values
+
+
 ABSENT = "not there at this step"
+LEFT_OUT = "not in the store: left out by --match or --skip"
 NO_VALUES: Row = {"score": None, "baseline": None, "diagonal": None, "per_head": None}
 
 
@@ -90,17 +113,21 @@ class _Side:
     def key(self) -> tuple[str, str]:
         return self.side.stored, self.side.vectors
 
+    def bytes(self, count: int | None) -> int:
+        """How much there is to read."""
+        return 4 * prod(self.record.vectors_shape(self.side.vectors, count))
+
     def blocks_for(self, heads: int) -> list[int]:
         """The block of each head; one for several heads counts for each of them."""
         if self.side.index is not None:
             return [self.side.index]
-        blocks = max(self.record.blocks, 1)
+        blocks = max(self.record.block_count, 1)
         return [head * blocks // heads for head in range(heads)]
 
     def vectors(self, read: Read, blocks: list[int]) -> Array:
         """The vectors as columns, cut to what is compared: (d, k), or (heads, d, k)."""
         stored = read[self.key]
-        if self.record.blocks:
+        if self.record.block_count:
             stored = stored.transpose(1, 0, 2)
             if blocks != list(range(len(stored))):
                 stored = stored[blocks]
@@ -115,17 +142,20 @@ def _sides(
     trajectory: Trajectory, step: int, pair: Pair, directions: dict[tuple[int, str], Directions]
 ) -> tuple[_Side, _Side] | str:
     """Both sides of a pair as the store has them, or why there is no number."""
+    info = trajectory.info(step)
+    absent = [side.matrix for side in (pair.one, pair.other) if info.record(side.matrix) is None]
+    if absent and absent[0] in trajectory.matrices:
+        return f"{absent[0]} is not there at this step"
     if pair.reason is not None:
         return pair.reason
-    info = trajectory.info(step)
     found = []
     for side in (pair.one, pair.other):
         matrix, record = info.record(side.matrix), info.record(side.stored)
         if matrix is None:
-            return f"{side.matrix} is not in the store"
+            return f"{side.matrix}: {LEFT_OUT}"
         if matrix.reason:
             return f"{side.matrix}: {matrix.reason}"
-        if record is None:
+        if record is None or (record.block_count > 0) != (side.blocks is not None):
             return f"the blocks of {side.matrix} are not in the store: analyse again"
         if not record.vectors:
             return NO_VECTORS

@@ -54,7 +54,7 @@ def directions_of(
         close = agreement.first_close(spectra[:, : LEADING + 1])
         start = 0
         for step, record in members:
-            end = start + max(record.blocks, 1)
+            end = start + max(record.block_count, 1)
             found[step, record.name] = Directions(ranks[start:end], close[start:end])
             start = end
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..architectures import Layer, Layers, by_name
 from ..architectures.facts import from_plain
@@ -14,33 +15,27 @@ from ..selection import fits_glob
 from ..store import StepInfo, Trajectory
 from ..words import choices, listed
 
-Find = Callable[[StepInfo], list[Pair]]
+Find = Callable[[Trajectory, int], list[Pair]]
 
 
 def of_architecture(gate: str | None = None) -> Find:
-    """Finds the pairs of the model's family. `gate` is that of recurrent layers."""
+    """Finds the pairs of the model's family at a step. `gate` is that of recurrent layers."""
 
-    def find(info: StepInfo) -> list[Pair]:
-        layers = _layers(info)
-        facts = from_plain(info.architecture.get("facts", {}))
-        return by_name(info.architecture.get("family"), layers, facts).pairs(layers, facts, gate)
+    def find(layers: Layers, architecture: dict[str, Any]) -> list[Pair]:
+        facts = from_plain(architecture.get("facts", {}))
+        return by_name(architecture.get("family"), layers, facts).pairs(layers, facts, gate)
 
     return _remembering(find)
 
 
 def of_entries(entries: Sequence[Entry]) -> Find:
-    """Finds the pairs that a user lists."""
-
-    def find(info: StepInfo) -> list[Pair]:
-        layers = _layers(info)
-        return [pair for entry in entries for pair in entry.pairs(layers)]
-
-    return _remembering(find)
+    """Finds the pairs that a user lists, at a step."""
+    return _remembering(lambda layers, _: [pair for entry in entries for pair in entry.pairs(layers)])
 
 
 def require_entries(trajectories: Sequence[Trajectory], entries: Sequence[Entry]) -> None:
     """Raises RequestError for an entry that stands for no matrix of any step."""
-    models = [_layers(one.info(step)) for one in trajectories for step in one.steps]
+    models = [Layers(_every_layer(one).values()) for one in trajectories]
     for entry in entries:
         if not any(entry.pairs(layers) for layers in models):
             names = [stem(name) for one in trajectories for name in one.matrices]
@@ -51,7 +46,7 @@ def pairs_over(trajectory: Trajectory, steps: Sequence[int], find: Find) -> dict
     """The pairs of these steps: {name: {step: pair}}, in the model's order."""
     found: dict[str, dict[int, Pair]] = {}
     for step in steps:
-        for pair in find(trajectory.info(step)):
+        for pair in find(trajectory, step):
             found.setdefault(pair.name, {})[step] = pair
     return found
 
@@ -87,31 +82,51 @@ def _is_meant(by_step: dict[int, Pair], glob: str) -> bool:
     )
 
 
-def _of_one_head(pairs: dict[str, dict[int, Pair]], name: str) -> dict[str, dict[int, Pair]]:
-    """The one head that is named, as in `NAME[q,3]->NAME[k,1]`."""
+def _of_one_head(pairs: dict[str, dict[int, Pair]], glob: str) -> dict[str, dict[int, Pair]]:
+    """The heads that are named, as in `NAME[q,3]->NAME[k,1]`."""
+    found: dict[str, dict[int, Pair]] = {}
     for by_step in pairs.values():
-        for heads in dict.fromkeys(pair.heads or 0 for pair in by_step.values()):
-            for head in range(heads):
-                one = {step: pair.of_head(head) for step, pair in by_step.items() if pair.heads == heads}
-                label = next(iter(one.values())).name
-                if name in (label, short(label)):
-                    return {label: one}
-    return {}
+        first = next(iter(by_step.values()))
+        for head in range(first.heads or 0):
+            name = first.of_head(head).name
+            if fits_glob(name, glob) or fits_glob(short(name), glob):
+                found[name] = {step: pair.of_head(head) for step, pair in by_step.items() if pair.heads == first.heads}
+    return found
 
 
-def _layers(info: StepInfo) -> Layers:
-    return Layers(Layer(r.name, r.shape, r.role, r.kernel, r.tied) for r in info.records if not r.blocks)
+def _every_layer(trajectory: Trajectory) -> dict[str, Layer]:
+    """The matrices of all steps by name, also those that were left out; in the order of the step that has the most."""
+    by_step = [_layers_at(trajectory.info(step)) for step in trajectory.steps]
+    found: dict[str, Layer] = {}
+    for layers in sorted(by_step, key=len, reverse=True):
+        found |= {name: layer for name, layer in layers.items() if name not in found}
+    return found
 
 
-def _remembering(find: Find) -> Find:
-    """Most steps have the same matrices, and so the same pairs."""
+def _layers_at(info: StepInfo) -> dict[str, Layer]:
+    layers = [Layer(r.name, r.shape, r.role, r.kernel, r.tied) for r in info.records if not r.block_count]
+    for place, plain in info.architecture.get("left_out", ()):
+        lists = {key: tuple(plain[key]) for key in ("shape", "kernel", "tied")}
+        layers.insert(place, Layer(**(plain | lists)))
+    return {layer.name: layer for layer in layers}
+
+
+def _remembering(find: Callable[[Layers, dict[str, Any]], list[Pair]]) -> Find:
+    """Most steps have the same matrices, and so the same pairs.
+
+    A pair is a fact of the model: where a step lacks a matrix, its neighbours are those that it has at other steps.
+    """
+    every: dict[int, dict[str, Layer]] = {}
     known: dict[object, list[Pair]] = {}
 
-    def remembered(info: StepInfo) -> list[Pair]:
-        matrices = tuple((r.name, r.shape, r.role, r.kernel, r.tied) for r in info.records if not r.blocks)
-        key = (matrices, repr(info.architecture))
+    def remembered(trajectory: Trajectory, step: int) -> list[Pair]:
+        if id(trajectory) not in every:
+            every[id(trajectory)] = _every_layer(trajectory)
+        info = trajectory.info(step)
+        layers = tuple((every[id(trajectory)] | _layers_at(info)).values())
+        key = (layers, repr(info.architecture))
         if key not in known:
-            known[key] = find(info)
+            known[key] = find(Layers(layers), info.architecture)
         return known[key]
 
     return remembered

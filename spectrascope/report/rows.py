@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ RANK_COLUMNS = (
     "numerical_rank",
 )
 COUNTS = ("rank_99", "numerical_rank")
+MOST_BYTES = 256 * 2**20  # of singular vectors that a report holds at a time
 ZERO_MATRIX = "zero matrix: it has no effective rank"
 
 
@@ -47,7 +48,7 @@ def head_rows(trajectory: Trajectory, steps: list[int]) -> list[Row]:
     rows = []
     for step in steps:
         for record in trajectory.info(step).records:
-            if record.blocks:
+            if record.block_count:
                 values = _rank_values(trajectory.block_values(record.name, step), record.shape, record.dtype)
                 for name, columns in zip(record.block_names, values, strict=True):
                     reason = record.reason if columns["spectral_norm"] is None else None
@@ -138,6 +139,20 @@ def _by_shape(
             if record is not None:
                 groups[record.shape, record.dtype].append((step, record))
     return groups
+
+
+def in_runs(sizes: dict[str, int]) -> Iterator[list[str]]:
+    """Names in their order, in runs of which what is read, of these sizes in bytes, stays within a bound."""
+    run: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if run and total + size > MOST_BYTES:
+            yield run
+            run, total = [], 0
+        run.append(name)
+        total += size
+    if run:
+        yield run
 
 
 def plain(value: Any) -> float | None:

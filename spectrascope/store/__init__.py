@@ -22,10 +22,11 @@ see half a file, and many machines can write at once. An existing file is never 
 
 from .directory import open_for_writing, set_aside, step_files, step_path
 from .plain import write_plain
-from .step_file import Record, StepInfo, StepWriter, read_info, read_sides, read_step, read_vectors
+from .step_file import FORMAT_VERSION, Record, StepInfo, StepWriter, read_info, read_sides, read_step, read_vectors
 from .trajectory import Trajectory, open
 
 __all__ = [
+    "FORMAT_VERSION",
     "Record",
     "StepInfo",
     "StepWriter",

@@ -19,14 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..architectures.pairs import block_word
 from ..errors import StoreDamaged, StoreError
 from .directory import step_path, temporary_path
 from .hdf5 import Disk, hash_arrays, identity, read_array, reading, reading_bytes, writing
 
 Side = tuple[str, str]
 SIDES = ("left", "right")
-DIRECTIONS = ("forward", "reverse")
 FORMAT = "spectrascope-step"
+LEADING = 10  # vectors that most reports read, and whose bytes are checked then
 FORMAT_VERSION = 2
 READABLE = (1, 2)  # a version that was once released stays here
 # Metadata with checksums, which 1.8 brought, and without the flags of a writer, which 1.10 brought: a process that is
@@ -38,11 +39,13 @@ LIBVER = ("v108", "v110")  # and text of fixed length: that of varying length is
 class Record:
     """What the catalogue says of one matrix.
 
-    `raw_hash` is the sha256 of the tensor's bytes, `vectors_hash` that of the vectors as stored; `reason` says why
+    `raw_hash` is the sha256 of the tensor's bytes, `vectors_hash` that of the vectors as stored, `left_hash` and
+    `right_hash` are the first digits of that of the leading ten of a side; `reason` says why
     there is no decomposition, `failed` whether another attempt might give one, `note` what else to know; `made_of`
     how the weight comes of what the checkpoint stores, `sparsity` the share of its entries that are exactly zero,
-    `kernel` the spatial size of a convolution. A record with `blocks` is of so many equal blocks of a matrix, of which
-    `shape` is one; only the vectors of one `side` of them are kept, and `word` is what a block is: head or direction.
+    `kernel` the spatial size of a convolution. A record with a `block_count` is of so many equal blocks of a matrix, of
+    which `shape` is one; only the vectors of one `side` of them are kept, and `word` is what a block is: head or
+    direction.
     """
 
     name: str
@@ -59,8 +62,10 @@ class Record:
     vectors_hash: str = ""
     made_of: str | None = None
     sparsity: float | None = None
+    left_hash: str = ""
+    right_hash: str = ""
     kernel: tuple[int, ...] = ()
-    blocks: int = 0
+    block_count: int = 0
     side: str | None = None
     word: str = ""
 
@@ -72,14 +77,13 @@ class Record:
     @property
     def values(self) -> int:
         """How many singular values are kept."""
-        return self.rank * max(self.blocks, 1)
+        return self.rank * max(self.block_count, 1)
 
     @property
     def block_names(self) -> list[str]:
         """What each block is called: `NAME[q,0]`, `NAME[q,1]`, ... for `NAME[q,head]`."""
         start = self.name.removesuffix(f"{self.word}]")
-        words = DIRECTIONS if self.word == "direction" else range(self.blocks)
-        return [f"{start}{word}]" for word in words]
+        return [f"{start}{block_word(self.word, index)}]" for index in range(self.block_count)]
 
     def vectors_shape(self, side: str, count: int | None = None) -> tuple[int, ...]:
         """The shape of the vectors of a side as they are kept, or of the first `count` of them: one a row.
@@ -89,7 +93,7 @@ class Record:
         k = self.vectors if count is None else min(count, self.vectors)
         k = k if self.side in (None, side) else 0
         dimension = self.shape[0 if side == "left" else 1]
-        return (k, self.blocks, dimension) if self.blocks else (k, dimension)
+        return (k, self.block_count, dimension) if self.block_count else (k, dimension)
 
 
 @dataclass
@@ -109,6 +113,7 @@ class StepInfo:
     architecture: dict[str, Any] = field(default_factory=dict)
     offsets: dict[str, tuple[int, int, int]] = field(init=False, default_factory=dict)
     sizes: tuple[int, int, int] = field(init=False)
+    version: int = field(init=False, default=FORMAT_VERSION)
     # Where the vectors of either side begin in the file, and which file that is.
     places: dict[str, tuple[int, np.dtype[Any]]] = field(init=False, default_factory=dict)
     identity: tuple[int, ...] = field(init=False, default=(), compare=False)
@@ -119,7 +124,7 @@ class StepInfo:
         for record in self.records:
             self.offsets[record.name] = (sigma, left, right)
             rows, columns = record.shape
-            count = record.blocks or 1
+            count = record.block_count or 1
             sigma += count * (rows if rows < columns else columns)
             left += record.vectors * count * rows if record.side != "right" else 0
             right += record.vectors * count * columns if record.side != "left" else 0
@@ -138,14 +143,14 @@ class StepInfo:
 def read_info(path: Path) -> StepInfo:
     """A step's file without its arrays. Raises StoreDamaged, StoreLocked, or StoreError for a newer format."""
     with reading(path) as file:
-        return _info(_arrays(file, path), path)
+        return _info(*_arrays(file, path), path)
 
 
 def read_step(path: Path) -> tuple[StepInfo, NDArray[np.float64]]:
     """A step's file and all its singular values, one matrix after the other. Raises as `read_info`."""
     with reading(path) as file:
-        arrays = _arrays(file, path)
-        info = _info(arrays, path)
+        version, arrays = _arrays(file, path)
+        info = _info(version, arrays, path)
         return info, _checked(arrays["singular_values"], path).astype(np.float64, copy=False)
 
 
@@ -179,7 +184,25 @@ def read_sides(info: StepInfo, wanted: Iterable[Side], count: int | None = None)
                 start, dtype = info.places[side]
                 offset = start + info.offsets[name][1 if side == "left" else 2] * dtype.itemsize
                 found[name, side] = read_array(file, offset, shape, dtype)
+                _require_intact(found[name, side], record, side, info.path)
     return found
+
+
+def _require_intact(vectors: NDArray[np.float32], record: Record, side: str, path: Path) -> None:
+    """What a report reads is what was written: the leading vectors by their hash, the others by their length, 1."""
+    if record.reason or not vectors.size:
+        return
+    expected = record.left_hash if side == "left" else record.right_hash
+    leading = min(LEADING, record.vectors)
+    intact = not expected or len(vectors) < leading or _hash_of_leading(vectors) == expected
+    rest = vectors[leading if expected else 0 :]
+    lengths = np.einsum("...d,...d->...", rest, rest)
+    if not intact or not np.all(np.abs(lengths - 1.0) < 1e-3):
+        raise StoreDamaged(f"{path}: the vectors of {record.name} are not those that were written; analyse again")
+
+
+def _hash_of_leading(vectors: NDArray[np.float32]) -> str:
+    return hash_arrays(vectors[:LEADING])[:16] if vectors.size else ""
 
 
 def _read_side(file: Any, info: StepInfo, record: Record, side: str, count: int | None) -> Any:
@@ -240,6 +263,7 @@ class StepWriter:
         """Store one matrix; completes its record."""
         at_sigma, at_left, at_right = self._info.offsets[record.name]
         record.vectors_hash = hash_arrays(left, right)
+        record.left_hash, record.right_hash = map(_hash_of_leading, (left, right))
         self._sigma[at_sigma : at_sigma + sigma.size] = sigma
         with writing(self._temporary):
             if left.size:
@@ -290,8 +314,8 @@ class StepWriter:
         return self._target
 
 
-def _arrays(file: Any, path: Path) -> dict[str, Any]:
-    """The arrays of a step's file, each looked up once."""
+def _arrays(file: Any, path: Path) -> tuple[int, dict[str, Any]]:
+    """The format version of a step's file, and its arrays, each looked up once."""
     if file.attrs.get("format") != np.bytes_(FORMAT):
         raise StoreDamaged(f"{path}: is not a file of spectra")
     version = int(file.attrs["format_version"])
@@ -300,10 +324,10 @@ def _arrays(file: Any, path: Path) -> dict[str, Any]:
             f"{path} has format version {version}, newer than this spectrascope {__version__} reads; "
             "upgrade spectrascope, or analyse into another store"
         )
-    return {name: file[name] for name in ("catalogue", "singular_values", *SIDES)}
+    return version, {name: file[name] for name in ("catalogue", "singular_values", *SIDES)}
 
 
-def _info(arrays: dict[str, Any], path: Path) -> StepInfo:
+def _info(version: int, arrays: dict[str, Any], path: Path) -> StepInfo:
     """The catalogue. Version 1 is without blocks and the architecture, which 2 brought."""
     catalogue = json.loads(_checked(arrays["catalogue"], path).tobytes())
     for record in catalogue["matrices"]:
@@ -324,7 +348,12 @@ def _info(arrays: dict[str, Any], path: Path) -> StepInfo:
     if info.sizes != tuple(arrays[name].size for name in ("singular_values", *SIDES)):
         raise StoreDamaged(f"{path}: its arrays do not have the sizes that its catalogue states")
     info.identity = identity(arrays["left"].file.id.get_vfd_handle())
-    info.places = {side: (arrays[side].id.get_offset() or 0, arrays[side].dtype) for side in SIDES}
+    info.version = version
+    for side in SIDES:
+        place = arrays[side].id.get_offset()
+        if place is None and arrays[side].size:
+            raise StoreDamaged(f"{path}: was repacked by another program; analyse again")
+        info.places[side] = (place or 0, arrays[side].dtype)
     return info
 
 

@@ -48,14 +48,14 @@ class Trajectory:
             {"path": info.source["path"], "step": step, "matrix": record.name, "reason": record.reason}
             for step, info in self._info.items()
             for record in info.records
-            if record.reason and not record.blocks  # the matrix that they are of has a reason of its own
+            if record.reason and not record.block_count  # the matrix that they are of has a reason of its own
         ]
         for step, info in self._info.items():
             if refused := describe_refused(info.refused):
                 place = info.source["path"]
                 self.failures.append({"path": place, "step": step, "matrix": None, "reason": refused})
         self.steps = list(self._info)
-        records = [record for info in self._info.values() for record in info.records if not record.blocks]
+        records = [record for info in self._info.values() for record in info.records if not record.block_count]
         self.matrices = list(dict.fromkeys(record.name for record in records))
         self.warnings = [
             f"{record.name} at step {step}: {record.note}"
@@ -67,7 +67,7 @@ class Trajectory:
             self.warnings.append(AVERAGED)
         self.warnings += describe_copies(
             {
-                step: {record.name: record.raw_hash for record in info.records if not record.blocks}
+                step: {record.name: record.raw_hash for record in info.records if not record.block_count}
                 for step, info in self._info.items()
             },
             {step: info.source["content"] for step, info in self._info.items()},
@@ -122,7 +122,7 @@ class Trajectory:
         """The singular values of what the store has under this name, (blocks, R); (1, R) for a matrix as a whole."""
         record = self._require_record(name, step)
         start = self._info[step].offsets[name][0]
-        return self._sigma[step][start : start + record.values].reshape(max(record.blocks, 1), record.rank)
+        return self._sigma[step][start : start + record.values].reshape(max(record.block_count, 1), record.rank)
 
     def _spectrum(self, step: int, record: Record) -> NDArray[np.float64]:
         start = self._info[step].offsets[record.name][0]

@@ -282,7 +282,7 @@ def test_a_row_with_a_reason_and_never_a_gap(align: Any) -> None:
     assert "layers.1.weight: zero matrix" in pair_of(rows, second, 1)["reason"]
     assert pair_of(rows, first, 2)["score"] is not None
     assert pair_of(rows, second, 2)["reason"] == "layers.2.weight: non-finite: 1 NaN of 40 entries"
-    assert pair_of(rows, second, 3)["reason"] == "not there at this step"
+    assert pair_of(rows, second, 3)["reason"] == "layers.2.weight is not there at this step"
     assert "of different widths: 9 for layers.0.weight, 8 for layers.1.weight" in pair_of(rows, first, 4)["reason"]
 
 
