@@ -117,7 +117,12 @@ def _pair_row(pair: Pair) -> dict[str, Any]:
     row: dict[str, Any] = {"pair": pair.name, "kind": pair.kind}
     for name, side in (("from", pair.one), ("to", pair.other)):
         row |= {name: side.matrix, f"{name}_side": side.vectors, f"{name}_rows": _rows(side)}
-    return row | {"heads": pair.heads, "guessed": pair.guessed, "steps": 0, "reason": pair.reason}
+    return row | {
+        "heads": None if pair.reason else pair.heads,
+        "guessed": pair.guessed,
+        "steps": 0,
+        "reason": pair.reason,
+    }
 
 
 def _rows(side: Side) -> str | None:

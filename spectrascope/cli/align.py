@@ -14,9 +14,17 @@ from ..report.aggregate import aggregate as mean_rows
 from ..report.aggregate import columns_of
 from ..report.alignment_rows import align_rows
 from ..report.figures import require_plottable
-from ..report.pairs import Find, of_architecture, of_entries, pairs_over, require_entries, select_pairs
+from ..report.pairs import (
+    Find,
+    matrices_of,
+    of_architecture,
+    of_entries,
+    pairs_over,
+    require_entries,
+    select_pairs,
+)
 from ..report.rows import Row
-from ..report.tables import Table, score_details, score_summary
+from ..report.tables import Table, of_several, score_details, score_summary
 from ..steps import select_steps
 from ..store import Trajectory
 from ._options import (
@@ -75,8 +83,9 @@ def align(
     --plot draws the diagonal of one pair, or the scores of several, over the steps. `show --pairs` lists the pairs.
     """
     output = Output(format, quiet)
-    for figure in filter(None, (plot, plot_scores)):
-        require_plottable(figure)
+    for figure, option in ((plot, "--plot"), (plot_scores, "--plot-scores")):
+        if figure:
+            require_plottable(figure, option)
     if step is not None and steps != "all":
         raise RequestError("--step is one step and --steps are several: give one of the two")
     if matrix and not plot and format is Format.table:
@@ -87,9 +96,12 @@ def align(
     find = _finder(trajectories, pairs, lstm_gate)
     chosen = [select_steps(one.steps, steps if step is None else str(step)) for one in trajectories]
     count = LEADING if format is Format.table and not plot and not matrix else None
+    selected = [
+        select_pairs(pairs_over(one, some, find), pair or ()) for one, some in zip(trajectories, chosen, strict=True)
+    ]
     found = [
-        align_rows(one, some, select_pairs(pairs_over(one, some, find), pair or ()), count, matrix)
-        for one, some in zip(trajectories, chosen, strict=True)
+        align_rows(one, some, of_store, count, matrix)
+        for one, some, of_store in zip(trajectories, chosen, selected, strict=True)
     ]
     rows = mean_rows(found, ["score"], "pair") if aggregate else found[0]
     if not rows:
@@ -107,9 +119,9 @@ def align(
             *([] if aggregate else ["per_head", *(["matrix"] if matrix else [])]),
             *("guessed", "reason"),
         ],
-        tables=lambda: [_table(rows, all_steps, all or bool(pair), output)],
+        tables=lambda: [_table(rows, all_steps, all or bool(pair), output, len(trajectories))],
         warnings=shared_warnings(trajectories),
-        failures=all_failures(trajectories, chosen, [name for one in trajectories for name in one.matrices]),
+        failures=all_failures(trajectories, chosen, matrices_of(selected)),
     )
 
 
@@ -149,17 +161,14 @@ def _draw(
 
 
 def _draw_scores(rows: list[Row], steps: list[int], path: Path, log: bool) -> None:
-    """Pairs that have no score at any step are left to the table."""
     from ..report import figures
 
-    with_scores = {row["pair"] for row in rows if row["score"] is not None}
-    shown = [row for row in rows if row["pair"] in with_scores]
-    if not shown:
-        raise RequestError("no pair has a score to draw; the table says why")
-    figures.score_heat_map(shown, "pair", steps, path, f"{LABEL}, mean of the first {LEADING}", log)
+    figures.score_heat_map(rows, "pair", steps, path, f"{LABEL}, mean of the first {LEADING}", log)
 
 
-def _table(rows: list[Row], steps: list[int], details: bool, output: Output) -> Table:
+def _table(rows: list[Row], steps: list[int], details: bool, output: Output, seeds: int) -> Table:
     if details or len(steps) == 1:
-        return score_details(rows, "pair", ["score", "baseline"])
-    return score_summary(rows, "pair", steps, LABEL, "highest", output.terminal_width)
+        table = score_details(rows, "pair", ["score", "baseline"])
+    else:
+        table = score_summary(rows, "pair", steps, LABEL, "highest", output.terminal_width)
+    return of_several(table, seeds)

@@ -13,7 +13,7 @@ from ..report.aggregate import aggregate as mean_rows
 from ..report.aggregate import columns_of
 from ..report.figures import rank_heat_map, require_plottable
 from ..report.rows import RANK_COLUMNS, Row, head_rows, rank_rows, require_rows
-from ..report.tables import Table, rank_details, rank_summary
+from ..report.tables import Table, of_several, rank_details, rank_summary
 from ..report.training_metrics import read_training_metrics
 from ..selection import require_match
 from ..steps import select_steps
@@ -82,7 +82,8 @@ def rank(
                 "the store has no heads: analyse with --heads N, or with config.json beside the checkpoint"
             )
         matrices = require_match(names, matrix or ())
-        found = [[row for row in rows if row["matrix"] in set(matrices)] for rows in of_heads]
+        asked = set(matrices)
+        found = [[row for row in rows if row["matrix"] in asked] for rows in of_heads]
     else:
         matrices = require_match(all_matrices(trajectories), matrix or ())
         found = [rank_rows(one, some, matrices) for one, some in zip(trajectories, chosen, strict=True)]
@@ -109,5 +110,4 @@ def rank_table(rows: list[Row], steps: list[int], details: bool, output: Output,
     """The table of rank rows: of one step, or with `details`, every column."""
     is_small = details or len(steps) == 1
     table = rank_details(rows) if is_small else rank_summary(rows, steps, output.terminal_width)
-    table.title = f"mean of {seeds} stores: {table.title}" if seeds > 1 else table.title
-    return table
+    return of_several(table, seeds)

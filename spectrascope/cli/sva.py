@@ -14,8 +14,8 @@ from ..report.aggregate import aggregate as mean_rows
 from ..report.aggregate import columns_of
 from ..report.agreement_rows import Reference, sva_rows
 from ..report.figures import require_plottable
-from ..report.rows import Row, require_rows
-from ..report.tables import Table, score_details, score_summary
+from ..report.rows import ABSENT, Row, require_rows
+from ..report.tables import Table, of_several, score_details, score_summary
 from ..selection import require_match
 from ..steps import select_steps
 from ..store import Trajectory
@@ -80,7 +80,8 @@ def sva(
     ]
     overlaps = ["left_overlap", "right_overlap"] if subspace else []
     numbers = ["score", *overlaps]
-    rows = require_rows(mean_rows(found, numbers) if aggregate else found[0], matrices)
+    require_rows([row for rows in found for row in rows if row["reason"] != ABSENT], matrices)
+    rows = mean_rows(found, numbers) if aggregate else found[0]
     all_steps = sorted(set(chain(*chosen)))
     if plot:
         _draw(rows, all_steps, plot, log_steps)
@@ -96,7 +97,9 @@ def sva(
             *([] if aggregate else overlaps),
             "reason",
         ],
-        tables=lambda: [_table(rows, all_steps, overlaps, all or bool(matrix), output)],
+        tables=lambda: [
+            _table(rows, all_steps, overlaps, all or bool(matrix), output, len(stores) if aggregate else 1)
+        ],
         warnings=shared_warnings(trajectories),
         failures=all_failures(trajectories, chosen, matrices),
     )
@@ -141,7 +144,9 @@ def _draw(rows: list[Row], steps: list[int], path: Path, log: bool) -> None:
         figures.score_heat_map(rows, "matrix", steps, path, f"{label}, mean of the first {LEADING}", log)
 
 
-def _table(rows: list[Row], steps: list[int], overlaps: list[str], details: bool, output: Output) -> Table:
+def _table(rows: list[Row], steps: list[int], overlaps: list[str], details: bool, output: Output, seeds: int) -> Table:
     if details or overlaps or len(steps) == 1:
-        return score_details(rows, "matrix", ["score", "baseline", *overlaps])
-    return score_summary(rows, "matrix", steps, "singular vector agreement", "lowest", output.terminal_width)
+        table = score_details(rows, "matrix", ["score", "baseline", *overlaps])
+    else:
+        table = score_summary(rows, "matrix", steps, "singular vector agreement", "lowest", output.terminal_width)
+    return of_several(table, seeds)

@@ -12,7 +12,7 @@ from ..metrics import agreement
 from ..metrics.alignment import LEADING, score
 from ..store import Record, Trajectory
 from .directions import Directions, directions_of
-from .rows import ZERO_MATRIX, Row, plain, plain_list
+from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain, plain_list
 
 Sides = dict[tuple[str, str], NDArray[np.float32]]
 NO_VECTORS = "no singular vectors are kept: analyse with a --top-k above 0"
@@ -61,26 +61,40 @@ def sva_rows(
     a number of vectors, of which the overlap is reported as well.
     """
     wanted = None if count is None else max(count, subspace or 0)
-    rows: list[Row] = []
-    sides = [(matrix, side) for matrix in matrices for side in ("left", "right")]
     mine = directions_of(trajectory, steps, matrices)
     reference_steps = list(dict.fromkeys(step for one in steps if (step := reference.step_for(one)) is not None))
     theirs = directions_of(reference.trajectory, reference_steps, matrices)
-    read: tuple[int | None, Sides] = (None, {})
-    for step in steps:
-        other_step = reference.step_for(step)
-        here = trajectory.sides(step, sides, wanted)
-        if other_step is not None and read[0] != other_step:
-            read = (other_step, reference.trajectory.sides(other_step, sides, wanted))
-        for matrix in matrices:
-            record = trajectory.info(step).record(matrix)
-            if record is not None:
-                row: Row = {"step": step, "reference": other_step, "matrix": matrix}
-                one = _Side(record, mine[step, matrix], here)
-                other = _other_side(reference.trajectory, other_step, matrix, read[1], theirs)
-                is_itself = reference.trajectory is trajectory and other_step == step
-                rows.append(row | _compared(one, other, is_itself, count, subspace))
-    return rows
+    rows: dict[tuple[int, str], Row] = {}
+    for names in in_runs({name: _bytes(trajectory, steps, name, wanted) for name in matrices}):
+        sides = [(name, side) for name in names for side in ("left", "right")]
+        read: tuple[int | None, Sides] = (None, {})
+        for step in steps:
+            other_step = reference.step_for(step)
+            here = trajectory.sides(step, sides, wanted)
+            if other_step is not None and read[0] != other_step:
+                read = (other_step, reference.trajectory.sides(other_step, sides, wanted))
+            for name in names:
+                record = trajectory.info(step).record(name)
+                row: Row = {"step": step, "reference": other_step, "matrix": name}
+                if record is not None:
+                    one = _Side(record, mine[step, name], here)
+                    other = _other_side(reference.trajectory, other_step, name, read[1], theirs)
+                    is_itself = reference.trajectory is trajectory and other_step == step
+                    rows[step, name] = row | _compared(one, other, is_itself, count, subspace)
+                elif name in trajectory.matrices:
+                    rows[step, name] = row | _no_numbers(subspace) | {"reason": ABSENT}
+    return [rows[step, name] for step in steps for name in matrices if (step, name) in rows]
+
+
+def _bytes(trajectory: Trajectory, steps: Sequence[int], name: str, count: int | None) -> int:
+    """How much there is to read of a matrix at a step and at its reference, at most."""
+    records = [record for step in steps if (record := trajectory.info(step).record(name)) is not None]
+    return max((2 * 4 * (count or one.vectors) * sum(one.shape) for one in records), default=0)
+
+
+def _no_numbers(subspace: int | None) -> Row:
+    row: Row = {"score": None, "baseline": None, "diagonal": None}
+    return row if subspace is None else row | {"left_overlap": None, "right_overlap": None}
 
 
 @dataclass(frozen=True)
@@ -113,9 +127,7 @@ def _other_side(
 
 
 def _compared(one: _Side, other: _Side | None, is_itself: bool, count: int | None, subspace: int | None) -> Row:
-    row: Row = {"score": None, "baseline": None, "diagonal": None}
-    if subspace is not None:
-        row |= {"left_overlap": None, "right_overlap": None}
+    row = _no_numbers(subspace)
     reason = _reason_for_no_number(one, other)
     if reason is not None or other is None:
         return row | {"reason": reason}

@@ -16,7 +16,7 @@ from ..store import Record, Trajectory
 from .agreement_rows import NO_VECTORS
 from .directions import Directions, directions_of
 from .pairs import of_architecture, pairs_over, select_pairs
-from .rows import ZERO_MATRIX, Row, in_runs, plain_list
+from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain_list
 
 Array = NDArray[Any]
 Read = dict[tuple[str, str], NDArray[np.float32]]
@@ -95,7 +95,6 @@ def _values(
     return values
 
 
-ABSENT = "not there at this step"
 LEFT_OUT = "not in the store: left out by --match or --skip"
 NO_VALUES: Row = {"score": None, "baseline": None, "diagonal": None, "per_head": None}
 

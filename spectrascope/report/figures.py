@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import RequestError
 from .files import require_writable, write_whole
 from .rows import Row
 from .tables import printable
@@ -20,9 +21,16 @@ MOST_PANELS = 6  # of training metrics; further columns are left to other tools
 MOST_LINES = 10
 
 
-def require_plottable(path: Path) -> None:
+def require_plottable(path: Path, option: str = "--plot") -> None:
     """Raises RequestError, before any work, for a figure that could not be written."""
-    require_writable("--plot", path, SUFFIXES)
+    require_writable(option, path, SUFFIXES)
+
+
+def require_numbers(rows: Sequence[Row], what: str) -> None:
+    """Raises RequestError where no row has a number to draw."""
+    if not any(row["score"] is not None for row in rows):
+        reasons = list(dict.fromkeys(row["reason"] for row in rows if row["reason"]))
+        raise RequestError(f"there is no number to draw of {what}: {reasons[0] if reasons else 'it has no score'}")
 
 
 def rank_heat_map(
@@ -51,7 +59,12 @@ def rank_heat_map(
 def score_heat_map(
     rows: Sequence[Row], column: str, steps: Sequence[int], path: Path, label: str, log: bool = False
 ) -> None:
-    """Scores in [0, 1] in colour: what is in `column`, by depth, x steps; grey where there is none."""
+    """Scores in [0, 1] in colour: what is in `column`, by depth, x steps; grey where there is none.
+
+    What has no score at any step is left to the table.
+    """
+    require_numbers(rows, label)
+    rows = [row for row in rows if row["score"] is not None]
     names = list(dict.fromkeys(row[column] for row in rows))
     table = np.full((len(names), len(steps)), np.nan)
     for row in rows:
@@ -66,6 +79,7 @@ def diagonal_heat_map(
     rows: Sequence[Row], steps: Sequence[int], path: Path, title: str, label: str, log: bool = False
 ) -> None:
     """The diagonals of one matrix or pair in colour: place i, from the largest singular value, x steps."""
+    require_numbers(rows, title)
     count = max((len(row["diagonal"]) for row in rows if row["diagonal"]), default=1)
     table = np.full((count, len(steps)), np.nan)
     for row in rows:
@@ -83,16 +97,16 @@ def diagonal_heat_map(
 
 def alignment_matrix(row: Row, path: Path) -> None:
     """The whole matrix A of one pair at one step in colour (Figure B.8)."""
-    table = np.array([[np.nan if value is None else value for value in line] for line in row["matrix"] or [[None]]])
+    require_numbers([row], row["pair"])
+    table = np.array([[np.nan if value is None else value for value in line] for line in row["matrix"]])
     figure, (axis,) = _figure(6.4, [min(max(4.6 * table.shape[0] / table.shape[1], 2.0), 12.0)])
     colours = _colour_map().with_extremes(bad="lightgrey")
     image = axis.imshow(
         np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=_top(table), extent=_from_one(table.shape)
     )
-    one, other = row["pair"].split("->")
-    axis.set_xlabel(f"place in {_label(other)}")
-    axis.set_ylabel(f"place in {_label(one)}")
-    axis.set_title(f"alignment at step {row['step']}", fontsize=10)
+    axis.set_xlabel("place in the matrix that reads")
+    axis.set_ylabel("place in the matrix that writes")
+    axis.set_title(f"{_label(row['pair'])}, step {row['step']}", fontsize=10)
     figure.colorbar(image, ax=axis, label="|<u_i, v'_j>|")
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
 

@@ -71,6 +71,12 @@ def select_pairs(pairs: dict[str, dict[int, Pair]], globs: Sequence[str]) -> dic
     return {name: chosen[name] for name in dict.fromkeys(order) if name in chosen}
 
 
+def matrices_of(selected: Sequence[dict[str, dict[int, Pair]]]) -> list[str]:
+    """The names of the matrices that some pairs are of."""
+    found = (pair for pairs in selected for by_step in pairs.values() for pair in by_step.values())
+    return list(dict.fromkeys(side.matrix for pair in found for side in (pair.one, pair.other)))
+
+
 def short(name: str) -> str:
     """A pair's name without `.weight`."""
     return "->".join(stem(side) for side in name.split("->"))

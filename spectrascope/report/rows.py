@@ -30,6 +30,7 @@ RANK_COLUMNS = (
 )
 COUNTS = ("rank_99", "numerical_rank")
 MOST_BYTES = 256 * 2**20  # of singular vectors that a report holds at a time
+ABSENT = "not there at this step"
 ZERO_MATRIX = "zero matrix: it has no effective rank"
 
 
@@ -46,13 +47,19 @@ def rank_rows(trajectory: Trajectory, steps: list[int], matrices: list[str]) -> 
 def head_rows(trajectory: Trajectory, steps: list[int]) -> list[Row]:
     """As `rank_rows`, of the blocks that pairs of layers read: `NAME[q,3]` is head 3 of the queries."""
     rows = []
+    blocks = [record.name for step in steps for record in trajectory.info(step).records if record.word == "head"]
+    found: dict[tuple[int, str], list[Row]] = {}
+    for (shape, dtype), group in _by_shape(trajectory, steps, list(dict.fromkeys(blocks))).items():
+        values = iter(
+            _rank_values(np.concatenate([trajectory.block_values(r.name, s) for s, r in group]), shape, dtype)
+        )
+        for step, record in group:
+            found[step, record.name] = [next(values) for _ in range(record.block_count)]
     for step in steps:
         for record in trajectory.info(step).records:
-            if record.block_count:
-                values = _rank_values(trajectory.block_values(record.name, step), record.shape, record.dtype)
-                for name, columns in zip(record.block_names, values, strict=True):
-                    reason = record.reason if columns["spectral_norm"] is None else None
-                    rows.append(_rank_row(step, name, record, columns, reason))
+            for name, columns in zip(record.block_names, found.get((step, record.name), ()), strict=True):
+                reason = record.reason if columns["spectral_norm"] is None else None
+                rows.append(_rank_row(step, name, record, columns, reason))
     return rows
 
 
@@ -85,7 +92,7 @@ def _rank_row(step: int, name: str, record: Record, columns: Row, reason: str | 
         "shape": list(record.shape),
         "dtype": record.dtype,
         **columns,
-        "sparsity": record.sparsity,
+        "sparsity": None if record.block_count else record.sparsity,
         "made_of": record.made_of,
         "reason": reason or (ZERO_MATRIX if columns["spectral_norm"] == 0 else None),
     }

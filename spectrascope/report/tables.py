@@ -105,8 +105,12 @@ def _width(table: Table, folding: int | None) -> int:
 
 def rank_summary(rows: Sequence[Row], steps: Sequence[int], terminal_width: int | None = None) -> Table:
     """One line per matrix: where its effective rank starts, is lowest and ends, its norms, and its course."""
+    deviation = ["std"] if any("effective_rank_std" in row for row in rows) else []
     table = Table(
-        [Words("matrix"), "shape", "first", "lowest", "at", "last", "of", "sigma_1", "||W||_F", Words("course")],
+        [
+            *(Words("matrix"), "shape", "first", "lowest", "at", "last", *deviation),
+            *("of", "sigma_1", "||W||_F", Words("course")),
+        ],
         title=f"effective rank, {_span(steps)}; bars: norm_effective_rank from 0 to 1",
     )
     by_matrix: dict[str, dict[int, Row]] = {}
@@ -140,7 +144,8 @@ def score_summary(
     terminal_width: int | None = None,
 ) -> Table:
     """One line per matrix or pair, whichever is in `column`: its score at first, its extreme, last, and course."""
-    heads = [Words(column), "first", extreme, "at", "last", "baseline", Words("course")]
+    deviation = ["std"] if any("score_std" in row for row in rows) else []
+    heads = [Words(column), "first", extreme, "at", "last", *deviation, "baseline", Words("course")]
     table = Table(heads, title=f"{title}, {_span(steps)}; bars from 0 to 1")
     by_name: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -160,6 +165,7 @@ def score_summary(
                 number(turn.get("score")),
                 str(turn.get("step", "-")),
                 number(last["score"]),
+                *([number(last["score_std"])] if deviation else []),
                 number(next((row["baseline"] for row in present), None)),
                 course + (f"  {reason}" if reason else ""),
             ]
@@ -167,9 +173,18 @@ def score_summary(
     return table
 
 
+def of_several(table: Table, seeds: int) -> Table:
+    """A table of the means over several stores says so."""
+    table.title = f"mean of {seeds} stores: {table.title}".rstrip(": ") if seeds > 1 else table.title
+    return table
+
+
 def score_details(rows: Sequence[Row], column: str, numbers: Sequence[str]) -> Table:
     """One line per step and matrix or pair, with the columns of numbers that are named."""
     references = ["reference"] if any("reference" in row for row in rows) else []
+    numbers = [
+        name for one in numbers for name in (one, f"{one}_std") if name == one or any(name in row for row in rows)
+    ]
     table = Table(["step", *references, Words(column), *numbers, Words("note")])
     for row in rows:
         places = ["-" if row[name] is None else str(row[name]) for name in references]
@@ -239,6 +254,7 @@ def _summary_line(matrix: str, found: dict[int, Row], steps: Sequence[int], bars
         number(lowest.get("effective_rank")),
         str(lowest.get("step", "-")),
         number(last["effective_rank"]),
+        *([number(last["effective_rank_std"])] if "effective_rank_std" in last else []),
         str(min(last["shape"])),
         number(last["spectral_norm"]),
         number(last["frobenius_norm"]),

@@ -140,7 +140,8 @@ def test_rows_with_a_reason(store: Any, cli: Any) -> None:
     assert [rows[name]["score"] for name in ("grown", "zero", "nan", "gone")] == [None] * 4
     assert rows["twin"]["reason"] == "sigma_1 and sigma_2 are equal to 1e-6: their vectors are not unique"
     assert rows["twin"]["score"] is not None
-    assert "new" not in rows
+    assert rows["new"]["reason"] == "not there at this step"
+    assert rows["new"]["score"] is None
     assert result.code == 3, "a matrix is not finite"
 
 
