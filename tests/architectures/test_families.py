@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from conftest import STORE
+from reference import svd
+from safetensors.torch import load_file, save_file
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -128,7 +131,7 @@ def falcon(**more: Any) -> Any:
     return transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, **more))
 
 
-def t5_attention(block: str, head_and_whole: bool = True) -> set[str]:
+def t5_attention(block: str) -> set[str]:
     return {
         f"{block}.q[head]->{block}.k[head]",
         f"{block}.v[head]->{block}.o[head]",
@@ -404,18 +407,95 @@ def test_every_pair_is_there_and_none_guessed(name: str, sharded: bool, saved: A
     assert not any(row["guessed"] or row["reason"] for row in rows)
 
 
+def matrix_of(name: str, tensors: dict[str, torch.Tensor], family: str) -> Any:
+    """A matrix (out, in) by its name here, from what the library wrote: how it is stored is a fact of its code."""
+    stored, _, part = name.partition("[")
+    tensor = tensors[stored].double()
+    parts = part.rstrip("]").split(",") if part else []
+    if parts and parts[0].isdecimal():  # an expert of a stack
+        tensor = tensor[int(parts.pop(0))]
+    if (family == "gpt2" and "wte" not in name) or (family in ("gpt_oss", "llama4") and ".experts." in name):
+        tensor = tensor.T
+    tensor = tensor.reshape(tensor.shape[0], -1)
+    if parts == ["gate"]:
+        return tensor[0::2] if family == "gpt_oss" else tensor[: len(tensor) // 2]
+    if parts == ["up"]:
+        return tensor[1::2] if family == "gpt_oss" else tensor[len(tensor) // 2 :]
+    assert not parts, name
+    return tensor
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_pair_has_a_score(name: str, saved: Any, cli: Any, tmp_path: Path) -> None:
+def test_every_pair_has_its_score(name: str, saved: Any, cli: Any, tmp_path: Path) -> None:
+    """All pairs but those of heads (test_layouts.py) and of parts of attention, by NumPy from the file."""
     done = cli("analyze", saved(name, True), "-o", tmp_path / STORE, "--quiet")
     assert done.code == 0
     rows = cli("align", tmp_path / STORE, "--format", "json").json["rows"]
-    assert rows
+    tensors = load_file(saved(name, False) / "model.safetensors")
+    checked = 0
     for row in rows:
-        assert row["score"] is not None, row
-        assert 0 <= row["score"] <= 1
         assert (row["per_head"] is None) == (row["kind"] not in ("q_k", "v_o"))
-    heads = {len(row["per_head"]) for row in rows if row["per_head"]}
-    assert heads == {4}
+        if row["kind"] in ("q_k", "v_o", "v_o_whole"):
+            assert row["score"] is not None
+            continue
+        (one, other) = (matrix_of(side, tensors, name) for side in row["pair"].split("->"))
+        writes_right = row["kind"].startswith("embedding") and "project_in" not in row["pair"].split("->")[0]
+        is_table = writes_right and "patch" not in row["pair"]
+        u, v = svd(one)[2 if is_table else 0], svd(other)[2]
+        count = min(u.shape[1], v.shape[1], 10)
+        assert row["score"] == pytest.approx(np.abs((u[:, :count] * v[:, :count]).sum(axis=0)).mean(), abs=1e-6), row
+        checked += 1
+    assert checked >= 7
+    assert {len(row["per_head"]) for row in rows if row["per_head"]} == {4}
+
+
+# Names alone do not tell these from another family, or how their stacks are stored.
+NEED_CONFIG = ("bloom", "falcon_7b", "falcon_40b", "falcon_rw", "gpt_bigcode", "gpt_neox_serial", "gpt_oss", "llama4")
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NEED_CONFIG])
+def test_names_tell_the_family(name: str, saved: Any, cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes((saved(name, False) / "model.safetensors").read_bytes())
+    rows = cli("show", tmp_path, "--pairs", "--heads", "4", "--format", "json").json["rows"]
+    expected = FAMILIES[name][1]
+    wanted = expected.pairs() if isinstance(expected, Expected) else expected
+    missing = wanted - {row["pair"].replace(".weight", "") for row in rows}
+    # Without config.json nothing says that the embedding is the unembedding.
+    assert all(pair.endswith((".wte", ".embed_tokens", "->shared")) for pair in missing)
+    assert len(rows) == len(wanted) - len(missing)
+    assert not any(row["guessed"] or row["reason"] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["falcon_7b", "bloom"])
+def test_what_names_do_not_tell_is_a_guess(name: str, saved: Any, cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes((saved(name, False) / "model.safetensors").read_bytes())
+    rows = cli("show", tmp_path, "--pairs", "--heads", "4", "--format", "json").json["rows"]
+    assert rows
+    assert all(row["guessed"] for row in rows)
+
+
+def test_names_of_one_family_and_a_type_that_is_not_known(saved: Any, cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes((saved("llama", False) / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text('{"model_type": "command-x", "num_attention_heads": 4}')
+    rows = cli("show", tmp_path, "--pairs", "--format", "json").json["rows"]
+    assert {row["pair"] for row in rows} >= {"model.layers.0.mlp.up_proj.weight->model.layers.0.mlp.down_proj.weight"}
+    assert all(row["guessed"] for row in rows)
+
+
+def test_a_tower_beside_the_text_has_no_heads_of_the_text(saved: Any, cli: Any, tmp_path: Path) -> None:
+    text = load_file(saved("llama", False) / "model.safetensors")
+    tower = {f"vision_tower.{name}": tensor.clone() for name, tensor in text.items() if "layers" in name}
+    save_file(
+        {f"language_model.{name}": tensor for name, tensor in text.items()} | tower, tmp_path / "model.safetensors"
+    )
+    config = {"model_type": "x", "text_config": {"model_type": "llama", "num_attention_heads": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = cli("show", tmp_path, "--pairs", "--format", "json").json["rows"]
+    of_tower = [row for row in rows if row["pair"].startswith("vision")]
+    assert {row["kind"] for row in of_tower if row["reason"]} == {"q_k", "v_o"}
+    assert all("tells that of the text" in row["reason"] for row in of_tower if row["reason"])
+    assert not any("embed_tokens" in row["pair"] and "vision" in row["pair"] for row in rows)
+    assert {row["heads"] for row in rows if row["kind"] == "q_k" and row not in of_tower} == {4}
 
 
 def test_without_config_heads_are_not_guessed(saved: Any, cli: Any, tmp_path: Path) -> None:
@@ -437,4 +517,3 @@ def test_heads_that_contradict_config_json(saved: Any, cli: Any, tmp_path: Path)
     found = cli("analyze", saved("llama", False), "--heads", "8", "-o", tmp_path / STORE)
     assert found.code == 2
     assert "--heads 8 contradicts config.json, whose num_attention_heads is 4" in found.err
-    assert json.loads((saved("llama", False) / "config.json").read_text())["num_attention_heads"] == 4

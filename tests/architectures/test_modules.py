@@ -235,3 +235,46 @@ def test_what_no_family_knows_is_a_guess(cli: Any, tmp_path: Path) -> None:
         ("first_thing.weight->second_thing.weight", True),
         ("other.weight->last_thing.weight", True),
     ]
+
+
+def test_an_encoder_and_a_decoder_of_torch(cli: Any, tmp_path: Path) -> None:
+    """Queries of the second attention read the decoder; its keys and values read the last block of the encoder."""
+    torch.manual_seed(0)
+    model = nn.Transformer(d_model=8, nhead=2, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=12)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    rows = cli("show", tmp_path / "model.pt", "--pairs", "--heads", "2", "--format", "json").json["rows"]
+    found = {row["pair"].replace(".weight", "") for row in rows}
+    for i in (0, 1):
+        path = f"decoder.layers.{i}"
+        fused = f"{path}.multihead_attn.in_proj_weight"
+        name = fused.replace(".weight", "")
+        assert f"{path}.self_attn.out_proj->{name}[q]" in found
+        assert {f"encoder.layers.1.linear2->{name}[{part}]" for part in "kv"} <= found
+        assert f"{path}.multihead_attn.out_proj->{path}.linear1" in found
+        assert f"{path}.self_attn.out_proj->{name}" not in found
+    assert not any(row["guessed"] or row["reason"] for row in rows)
+
+
+def test_an_autoencoder_is_no_unet(cli: Any, tmp_path: Path) -> None:
+    """The same names, with the way up in ascending order: its sizes contradict skips."""
+    model = nn.Sequential()
+    for name, conv in (
+        ("conv1", nn.Conv2d(1, 4, 3)),
+        ("conv2", nn.Conv2d(4, 6, 3)),
+        ("tconv1", nn.ConvTranspose2d(6, 4, 3)),
+        ("tconv2", nn.ConvTranspose2d(4, 1, 3)),
+    ):
+        model.add_module(name, conv)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    rows = cli("show", tmp_path / "model.pt", "--pairs", "--format", "json").json["rows"]
+    assert {row["pair"].replace(".weight", "") for row in rows} == chain("conv1", "conv2", "tconv1", "tconv2")
+
+
+def test_a_recurrent_layer_is_not_read_past_another(cli: Any, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"encoder": nn.LSTM(6, 5), "decoder": nn.LSTM(6, 5), "fc": nn.Linear(5, 3)})
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    rows = cli("show", tmp_path / "model.pt", "--pairs", "--format", "json").json["rows"]
+    assert {row["pair"] for row in rows if row["to"] == "fc.weight"} == {
+        "decoder.weight_ih_l0->fc.weight",
+        "decoder.weight_hh_l0->fc.weight",
+    }

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -157,7 +158,11 @@ def test_gates(align: Any, cli: Any) -> None:
                 np.testing.assert_allclose(pair_of(rows, name)["diagonal"], expected, atol=1e-6)
         share = 1 / len(gates)
         assert pair_of(rows, name)["baseline"] == pytest.approx(np.sqrt(share * 2 / (np.pi * 5)))
-    assert cli("align", STORE, "--lstm-gate", "x").code == 2
+    for gate in ("x", "if", ""):
+        assert cli("align", STORE, "--lstm-gate", gate).code == 2
+    rows = cli("align", STORE, "--lstm-gate", "r", "--format", "json").json["rows"]
+    reasons = {row["reason"] for row in rows if row["pair"].startswith("lstm")}
+    assert reasons == {"an LSTM has no gate r; it has i, f, g, o"}
 
 
 def test_case_53_gpt2_stores_its_weights_input_first(case: Path, cli: Any) -> None:
@@ -559,3 +564,78 @@ def test_a_store_of_the_first_version_opens(cli: Any) -> None:
     found = cli("align", store, "--format", "json")
     assert (found.code, found.json["rows"]) == (0, [])
     assert "no pair of matrices follows from the names" in found.err
+
+
+def test_what_is_left_out_makes_no_new_neighbours(align: Any, cli: Any) -> None:
+    rows = align(mlp(sizes=(6, 8, 8, 8, 5)), analyze=["--skip", "layers.1.weight"])
+    assert {row["pair"]: row["reason"] for row in rows} == {
+        "layers.0.weight->layers.1.weight": "layers.1.weight: not in the store: left out by --match or --skip",
+        "layers.1.weight->layers.2.weight": "layers.1.weight: not in the store: left out by --match or --skip",
+        "layers.2.weight->layers.3.weight": None,
+    }
+    shown = cli("show", "run", "--pairs", "--skip", "layers.1.weight", "--format", "json").json["rows"]
+    assert [row["pair"] for row in shown] == [row["pair"] for row in rows]
+    assert cli("align", STORE, "--pair", "layers.2->*").code == 0
+
+
+def test_altered_vectors_are_no_numbers(align: Any, cli: Any) -> None:
+    align(mlp(sizes=(6, 40, 40, 5)))
+    (path,) = Path(STORE).glob("*.h5")
+    with h5py.File(path, "r") as file:
+        place = file["left"].id.get_offset()
+    original = path.read_bytes()
+    for offset in (0, 4 * 6 + 2, 4 * 41):  # of the first vectors of a matrix
+        content = bytearray(original)
+        content[place + offset] ^= 0x40
+        path.write_bytes(content)
+        for command in ("align", "sva"):
+            found = cli(command, STORE, "--format", "json")
+            assert found.code == 1, (offset, command)
+            assert "are not those that were written; analyse again" in found.err
+            assert found.out == ""
+    path.write_bytes(original)
+    assert cli("align", STORE).code == 0
+    repacked = path.with_name("repacked")
+    with h5py.File(path, "r") as old, h5py.File(repacked, "w") as new:
+        new.attrs.update(old.attrs)
+        for name in old:
+            packed = new.create_dataset(name, data=old[name][()], compression="gzip")
+            packed.attrs.update(old[name].attrs)
+    repacked.replace(path)
+    found = cli("align", STORE)
+    assert found.code == 1
+    assert "repacked by another program" in found.err
+
+
+def test_a_nan_elsewhere_is_no_failure_of_a_pair(align: Any, cli: Any) -> None:
+    broken = mlp(sizes=(6, 8, 8, 8, 5))
+    broken["layers.3.weight"][0, 0] = float("nan")
+    align(broken)
+    assert cli("align", STORE, "--pair", "layers.0->*").code == 0
+    assert cli("align", STORE, "--pair", "layers.2->*").code == 3
+
+
+def test_names_are_data(align: Any, cli: Any) -> None:
+    weights = attention() | {
+        "a->b.weight": torch.randn(5, 4),
+        "layers.0.self_attn.q_proj.weight[head]": torch.randn(4, 16),
+    }
+    rows = align(weights, analyze=["--heads", "4"])
+    (row,) = [row for row in rows if row["kind"] == "q_k"]
+    assert row["score"] is None
+    assert "blocks of layers.0.self_attn.q_proj.weight are not in the store" in row["reason"]
+    Path("pairs.toml").write_text("[[pair]]\nfrom = 'a->b'\nto = 'a->b'\nto_side = 'left'")
+    options = ["--pairs", "pairs.toml", "--matrix", "--plot", "a.png"]
+    assert cli("align", STORE, *options).code == 0
+
+
+def test_no_figure_without_a_number(align: Any, cli: Any) -> None:
+    weights = mlp()
+    weights["layers.1.weight"][:] = 0
+    align(weights)
+    for options in (["--plot-scores", "x.png"], ["--plot", "x.png", "--pair", "layers.0->*"]):
+        found = cli("align", STORE, *options)
+        assert found.code == 2
+        assert "there is no number to draw" in found.err
+        assert not Path("x.png").exists()
+    assert "--plot-scores x.txt" in cli("align", STORE, "--plot-scores", "x.txt").err
