@@ -44,7 +44,9 @@ DEPTHWISE = re.compile(
     re.IGNORECASE,
 )
 # The halves of the rows of a fused projection. OLMo's `ff_proj` has the values first: x, gate = ff_proj(x).chunk(2).
-FUSED = {"gate_up_proj": ("gate", "up"), "ff_proj": ("up", "gate")}
+FUSED = {"gate_up_proj": ("gate", "up"), "ff_proj": ("up", "gate"), "weights_in": ("gate", "up")}
+# What reads one half of those that are not fused in every model.
+READERS = {"ff_proj": "ff_out.weight", "weights_in": "weights_out.weight"}
 
 
 class Order:
@@ -105,16 +107,17 @@ def role_of(info: TensorInfo, order: Order) -> Role:
 def fused_halves(info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] | None:
     """The names of the two halves of the rows of a fused gate and up projection, None for any other matrix.
 
-    `ff_proj` is fused where `ff_out` beside it reads half as many numbers as it writes: OLMo without a gate has one
-    of the same name.
+    Some are where what reads them, beside them, reads half as many numbers as they write: OLMo without a gate has an
+    `ff_proj` as well.
     """
     stem = info.name.removesuffix(".weight")
     path, _, last = stem.rpartition(".")
     if last not in FUSED or len(info.shape) != 2 or info.shape[0] % 2:
         return None
-    reader = tensors.get(".".join(filter(None, [path, "ff_out.weight"])))
-    if last == "ff_proj" and (reader is None or 2 * reader.shape[-1] != info.shape[0]):
-        return None
+    if last in READERS:
+        reader = tensors.get(".".join(filter(None, [path, READERS[last]])))
+        if reader is None or 2 * reader.shape[-1] != info.shape[0]:
+            return None
     return FUSED[last]
 
 

@@ -61,6 +61,7 @@ FAMILIES: tuple[Family, ...] = (
     olmo.FAMILY,
     torch_transformer.FAMILY,
     plain_transformer.FAMILY,
+    plain_transformer.ATTENTION,
     recurrent.FAMILY,
     unet.FAMILY,
     resnet.FAMILY,
@@ -75,10 +76,10 @@ _BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in fa
 def recognise(layers: Layers, facts: Facts) -> Family:
     """The family of a model: by the `model_type` of its config.json, else by names.
 
-    Where config.json names a type that is not known here, names are evidence and no proof: all pairs are guesses.
+    Where config.json names another type, names are evidence and no proof: all pairs are guesses.
     """
     for model_type in facts.model_types:
-        if model_type in _BY_MODEL_TYPE:
+        if model_type in _BY_MODEL_TYPE and _BY_MODEL_TYPE[model_type].has_names(layers):
             return _BY_MODEL_TYPE[model_type]
     return _unless_contradicted(next(family for family in FAMILIES if family.fits(layers)), facts)
 
@@ -90,5 +91,5 @@ def by_name(name: str | None, layers: Layers, facts: Facts) -> Family:
 
 
 def _unless_contradicted(family: Family, facts: Facts) -> Family:
-    is_of_another_type = facts.model_types and not any(one in _BY_MODEL_TYPE for one in facts.model_types)
-    return Guess(family) if is_of_another_type else family
+    is_of_this_type = not facts.model_types or any(_BY_MODEL_TYPE.get(one) is family for one in facts.model_types)
+    return family if is_of_this_type else Guess(family)

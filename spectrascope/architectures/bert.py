@@ -20,8 +20,9 @@ FAMILY = Transformer(
     ),
     embeddings=("word_embeddings",),
     model_types=MODEL_TYPES,
-    before_unembedding=("cls.predictions.transform.dense", "lm_head.dense"),
-    unembedding=("cls.predictions.decoder", "lm_head.decoder"),
+    projection_in="embeddings_project",
+    before_unembedding=("cls.predictions.transform.dense", "lm_head.dense", "generator_predictions.dense"),
+    unembedding=("cls.predictions.decoder", "lm_head.decoder", "generator_lm_head"),
     outputs=(("pooler.dense", "classifier"), ("classifier.dense", "classifier.out_proj"), ("qa_outputs",)),
     tied=MODEL_TYPES,
 )

@@ -77,7 +77,8 @@ class Names:
     are passed over); `embeddings`: names, of which the first that is there counts; `projection_in` between it and the
     first block; `before_unembedding` and `unembedding` read the last block; `outputs` are chains that do as well, such
     as a pooler and a classifier; `tied`: the model types whose unembedding is the embedding where
-    config.json does not say otherwise; `known_by_names`: whether names alone tell the family.
+    config.json does not say otherwise; `known_by_names`: whether names alone tell the family,
+    for which there is an MLP if it `needs_mlp`.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Names:
     parallel: Callable[[Facts], bool] = lambda facts: False
     tied: tuple[str, ...] = ()
     known_by_names: bool = True
+    needs_mlp: bool = True
     stacks: tuple[ExpertStack, ...] = ()
     stored_input_first: Callable[[Mapping[str, TensorInfo], Facts], Iterable[str]] = lambda tensors, facts: ()
     attentions: tuple[Attention, ...] = field(init=False)

@@ -30,6 +30,10 @@ class Family(Protocol):
         """Whether a model without config.json is of this family, by its names and shapes."""
         ...
 
+    def has_names(self, layers: Layers) -> bool:
+        """Whether a model that config.json says to be of this family has any of its names."""
+        ...
+
     def input_first(self, tensors: Mapping[str, TensorInfo], facts: Facts) -> frozenset[str]:
         """The names of the tensors that are stored (in, out)."""
         ...
@@ -51,7 +55,8 @@ class Guess:
     def __init__(self, family: Family) -> None:
         self._family = family
         self.name = family.name
-        self.fits, self.input_first, self.parts = family.fits, family.input_first, family.parts
+        self.fits, self.has_names = family.fits, family.has_names
+        self.input_first, self.parts = family.input_first, family.parts
 
     def pairs(self, layers: Layers, facts: Facts, gate: str | None) -> list[Pair]:
         """Those of the family."""
@@ -62,6 +67,10 @@ class StoredPlainly:
     """For families whose matrices are stored apart, (out, in)."""
 
     model_types: tuple[str, ...] = ()
+
+    def has_names(self, layers: Layers) -> bool:
+        """Any will do."""
+        return True
 
     def input_first(self, tensors: Mapping[str, TensorInfo], facts: Facts) -> frozenset[str]:
         """None is."""

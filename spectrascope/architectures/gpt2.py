@@ -41,6 +41,7 @@ FAMILY = Transformer(
     "GPT-2",
     sublayers=(
         (Attention(fused="attn.c_attn", output="attn.c_proj", layout=thirds),),
+        (Attention(query="crossattention.q_attn", output="crossattention.c_proj", reads_encoder=True),),
         (Perceptron(up=("mlp.c_fc",), down="mlp.c_proj"),),
     ),
     embeddings=("wte", "tokens_embed"),

@@ -41,7 +41,7 @@ FAMILY = Transformer(
     outputs=(("score",),),
     model_types=(
         *("llama", "mistral", "ministral", "smollm3", "qwen2", "qwen3", *TIED, "olmo", "olmo2", "olmo3", "phi3"),
-        *("glm", "granite", "seed_oss", "stablelm", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "minimax"),
+        *("glm", "granite", "seed_oss", "stablelm", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
     ),
     parallel=lambda facts: facts.flag("use_parallel_residual", False),
     stacks=(ExpertStack("experts.gate_up_proj", gate_and_up="halves"),),

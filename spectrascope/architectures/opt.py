@@ -1,4 +1,7 @@
-"""OPT: queries, keys and values apart, an MLP without a name of its own, projections around narrow embeddings."""
+"""OPT: queries, keys and values apart, an MLP without a name of its own, projections around narrow embeddings.
+
+The second attention is that of encoders and decoders with its names, such as BART.
+"""
 
 from .blocks import Attention, Perceptron
 from .transformer import Transformer
@@ -14,6 +17,15 @@ FAMILY = Transformer(
                 key="self_attn.k_proj",
                 value="self_attn.v_proj",
                 output="self_attn.out_proj",
+            ),
+        ),
+        (
+            Attention(
+                query="encoder_attn.q_proj",
+                key="encoder_attn.k_proj",
+                value="encoder_attn.v_proj",
+                output="encoder_attn.out_proj",
+                reads_encoder=True,
             ),
         ),
         (Perceptron(up=("fc1",), down="fc2"),),

@@ -4,6 +4,7 @@ from .blocks import Attention, Perceptron
 from .transformer import Transformer
 
 LAYERS = ("attn", "attention", "self_attn", "self_attention", "mha")
+CROSS = ("cross_attn", "cross_attention", "crossattention", "encoder_attn", "enc_attn", "multihead_attn")
 QUERIES_KEYS_VALUES = (
     ("query", "key", "value"),
     ("q_proj", "k_proj", "v_proj"),
@@ -20,20 +21,34 @@ UPS_AND_DOWNS = (
     *((("net.0",), "net.2"), (("net.0",), "net.3")),
 )
 
+
+def _attentions(layers: tuple[str, ...], reads_encoder: bool = False) -> tuple[Attention, ...]:
+    """All that such a layer may be called, apart or as nn.MultiheadAttention."""
+    apart = [
+        (f"{layer}.{q}", f"{layer}.{k}", f"{layer}.{v}", layer) for layer in layers for q, k, v in QUERIES_KEYS_VALUES
+    ]
+    fused = [Attention(f"{x}.out_proj", fused=f"{x}.in_proj_weight", reads_encoder=reads_encoder) for x in layers]
+    return (
+        *(
+            Attention(
+                query=q,
+                key=k,
+                value=v,
+                output=f"{layer}.{OUTPUTS[0]}",
+                other_outputs=tuple(f"{layer}.{output}" for output in OUTPUTS[1:]),
+                reads_encoder=reads_encoder,
+            )
+            for q, k, v, layer in apart
+        ),
+        *fused,
+    )
+
+
 FAMILY = Transformer(
     "Transformer",
     sublayers=(
-        tuple(
-            Attention(
-                query=f"{layer}.{q}",
-                key=f"{layer}.{k}",
-                value=f"{layer}.{v}",
-                output=f"{layer}.{OUTPUTS[0]}",
-                other_outputs=tuple(f"{layer}.{output}" for output in OUTPUTS[1:]),
-            )
-            for layer in LAYERS
-            for q, k, v in QUERIES_KEYS_VALUES
-        ),
+        _attentions(LAYERS),
+        _attentions(CROSS, reads_encoder=True),
         tuple(
             Perceptron(up=tuple(f"{mlp}.{up}" for up in ups), down=f"{mlp}.{down}")
             for mlp in MLPS
@@ -46,4 +61,13 @@ FAMILY = Transformer(
     ),
     unembedding=("unembed", "unembedding", "lm_head", "head", "output", "out", "fc_out"),
     outputs=(("classifier",),),
+    needs_mlp=False,
+)
+# Wherever else one stands: its own pairs, and none with what is around it.
+ATTENTION = Transformer(
+    "nn.MultiheadAttention",
+    sublayers=((Attention("out_proj", fused="in_proj_weight"),),),
+    embeddings=(),
+    unembedding=(),
+    needs_mlp=False,
 )

@@ -83,9 +83,17 @@ class ResidualStream:
 
     def _stacks(self) -> dict[str, list[str]]:
         """What stands before the names of each block, by stack, those with an encoder's first."""
+        stacks: dict[str, list[str]] = {}
+        for head in sorted(self.heads(), key=lambda head: ("decoder" in head, natural_key(head))):
+            if any(stage.writers or stage.readers for stage in self._block(head)):
+                stacks.setdefault(without_number(head)[0], []).append(head)
+        return stacks
+
+    def heads(self) -> list[str]:
+        """What stands before the names of each block."""
         heads: dict[str, None] = {}
         for attention in self.family.attentions:
-            for tail in (attention.fused, attention.query, *attention.outputs):
+            for tail in (attention.fused, attention.query):
                 heads |= dict.fromkeys(self.layers.heads_of(tail) if tail else [])
         for sublayer in self.family.sublayers:
             for member in sublayer:
@@ -94,11 +102,7 @@ class ResidualStream:
                     ups = [name for name in (*member.up, *member.otherwise) if "*" not in name]
                     found = self.layers.heads_of(member.down)
                     heads |= dict.fromkeys(head for head in found if any(self.layers.get(head + up) for up in ups))
-        stacks: dict[str, list[str]] = {}
-        for head in sorted(heads, key=lambda head: ("decoder" in head, natural_key(head))):
-            if any(stage.writers or stage.readers for stage in self._block(head)):
-                stacks.setdefault(without_number(head)[0], []).append(head)
-        return stacks
+        return list(heads)
 
     def _of_stack(self, key: str, blocks: list[list[_Stage]], memory: list[_End], is_last: bool) -> list[Pair]:
         head = key.partition("*")[0]

@@ -14,7 +14,7 @@ def _mlp(path: str) -> Perceptron:
     return Perceptron(up=(f"{path}.wi", f"{path}.wi_0", f"{path}.wi_1"), down=f"{path}.wo")
 
 
-MODEL_TYPES = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
+MODEL_TYPES = ("t5", "mt5", "umt5")
 
 FAMILY = Transformer(
     "T5",

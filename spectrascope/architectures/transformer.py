@@ -22,10 +22,15 @@ class Transformer(Names):
         """Whether there is a block with an attention layer and an MLP of these names."""
         downs = [member.down for one in self.sublayers for member in one if isinstance(member, Perceptron)]
         return self.known_by_names and any(
-            output_of(attention, head, layers) and any(layers.under(head, down) for down in downs)
+            output_of(attention, head, layers)
+            and (not self.needs_mlp or any(layers.under(head, down) for down in downs))
             for attention in self.attentions
             for head in layers.heads_of(attention.fused or attention.query)
         )
+
+    def has_names(self, layers: Layers) -> bool:
+        """Whether any of its blocks is there."""
+        return bool(ResidualStream(self, layers, Facts()).heads())
 
     def input_first(self, tensors: Mapping[str, TensorInfo], facts: Facts) -> frozenset[str]:
         """GPT-2's Conv1D, and stacks of experts of some families."""

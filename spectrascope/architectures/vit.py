@@ -21,10 +21,11 @@ FAMILY = Transformer(
             Perceptron(up=("intermediate.dense",), down="output.dense"),
             Perceptron(up=("mlp.fc1",), down="mlp.fc2"),
             Perceptron(up=("mlp.0",), down="mlp.3"),
+            Perceptron(("mlp.weights_in[gate]", "mlp.weights_in[up]"), "mlp.weights_out", ("mlp.weights_in",)),
         ),
     ),
     embeddings=("patch_embeddings.projection", "patch_embed.proj", "conv_proj"),
-    model_types=("vit", "deit", "dinov2", "vit_mae", "vit_msn"),
+    model_types=("vit", "deit", "dinov2", "vit_msn"),
     unembedding=(),
     outputs=(("pooler.dense",), ("classifier",), ("head",), ("heads.head",), ("cls_classifier",)),
 )
