@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .architectures.facts import read_facts
-from .architectures.pairs import Pair, Side
+from .architectures.pairs import Pair
 from .checkpoints import Checkpoint, find_checkpoints, require_weights
 from .errors import CheckpointError, NothingAnalysed, RequestError, unreadable
 from .matrices import plan
@@ -116,18 +116,10 @@ def inspect(
 def _pair_row(pair: Pair) -> dict[str, Any]:
     row: dict[str, Any] = {"pair": pair.name, "kind": pair.kind}
     for name, side in (("from", pair.one), ("to", pair.other)):
-        row |= {name: side.matrix, f"{name}_side": side.vectors, f"{name}_rows": _rows(side)}
+        row |= {name: side.matrix, f"{name}_side": side.vectors, f"{name}_rows": side.kept.text if side.kept else None}
     return row | {
         "heads": None if pair.reason else pair.heads,
         "guessed": pair.guessed,
         "steps": 0,
         "reason": pair.reason,
     }
-
-
-def _rows(side: Side) -> str | None:
-    """The slice of the vectors, as a pairs file has it."""
-    if side.kept is None:
-        return None
-    stop = "" if side.kept.stop is None else side.kept.stop
-    return f"{side.kept.start}:{stop}" + (f":{side.kept.step}" if side.kept.step != 1 else "")

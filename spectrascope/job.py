@@ -58,11 +58,15 @@ class Settings:
         enough = NO_FILTER in filters or all(one in filters for one in self.filters)
         return enough and has["top_k"] >= self.top_k and not any(record.failed for record in info.records)
 
-    def together_with(self, info: StepInfo) -> Settings:
-        """These settings and those of a file that is about to be replaced, so that it loses no matrix."""
+    def together_with(self, info: StepInfo, knows_heads: bool) -> Settings:
+        """These settings and those of a file that is about to be replaced, so that it loses no matrix.
+
+        What was said of heads then is forgotten where more is known of them now.
+        """
         filters = dict.fromkeys((*map(_filter, info.settings["filters"]), *self.filters))
         has = info.settings
-        heads, kv_heads = self.heads or has.get("heads"), self.kv_heads or has.get("kv_heads")
+        heads = self.heads if knows_heads else self.heads or has.get("heads")
+        kv_heads = self.kv_heads if knows_heads else self.kv_heads or has.get("kv_heads")
         return Settings(max(self.top_k, has["top_k"]), tuple(filters), self.weights, heads, kv_heads)
 
     def as_plain(self) -> dict[str, Any]:
@@ -246,7 +250,7 @@ def look_up(
     else:
         content = checkpoint.content_hash()
     if content == info.source["content"]:
-        together = settings.together_with(info)
+        together = settings.together_with(info, settings.facts(checkpoint).heads is not None)
         return LookUp(settings.served_by(info, together.facts(checkpoint)), together, content)
     if not same_place:
         raise RequestError(

@@ -278,6 +278,9 @@ class _Run:
         if self._announced:
             return
         self._announced = True
+        given = self.settings.heads
+        if given and not any(matrix.blocks and matrix.blocks.word == "head" for matrix in todo.blocks):
+            self.warn(f"--heads {given} divides no attention layer; `spectrascope show --pairs` says why")
         top_k = self.settings.top_k
         each = sum(_stored_bytes(matrix, top_k) for matrix in (*todo.matrices, *todo.blocks)) + 20_000
         estimate = each * max(self._missing, 1)

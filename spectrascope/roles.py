@@ -11,6 +11,7 @@ from .tensors import TensorInfo
 
 EMBEDDINGS = frozenset(
     [
+        "emb",
         "embed",
         "embedding",
         "embeddings",
@@ -22,6 +23,8 @@ EMBEDDINGS = frozenset(
         "wpe",
         "shared",
         "word_embeddings",
+        "tok_emb",
+        "token_emb",
         "token_embedding",
         "position_embeddings",
         "pos_embed",
@@ -35,7 +38,7 @@ TRANSPOSED_CONV = re.compile(
     r"(?:^|[._])(?:t_?conv|conv_?t|conv_?transposed?|transposed?_?conv|up_?conv|deconv)(?:[123]d)?_?\d*(?:[._]|$)",
     re.IGNORECASE,
 )
-RECURRENT = re.compile(r"weight_(?:ih|hh)_l\d+(?:_reverse)?$")
+RECURRENT = re.compile(r"weight_(?:ih|hh|hr)_l\d+(?:_reverse)?$")
 # A place among experts after the word (`experts.3.w1`) means that they are apart.
 EXPERTS = re.compile(r"(?:^|\.)(?:\w+_)?(?:experts|moe)\.(?!.*\bexperts\.)(?!\d)(?!.*conv)", re.IGNORECASE)
 DEPTHWISE = re.compile(

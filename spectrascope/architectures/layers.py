@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from math import prod
 
 from ..tensors import natural_key
 
+SOURCE, TARGET = re.compile(r"src|source|enc"), re.compile(r"tgt|trg|target|dec")
 NUMBER = re.compile(r"\d+")
 NUMBER_AT_END = re.compile(r"(\d+)(\D*)$")
 
@@ -82,12 +84,21 @@ class Layers:
         return sorted(found, key=natural_key)
 
     def nearest(self, tail: str, head: str) -> Layer | None:
-        """Of the matrices whose names end in `tail`, the one whose name begins most like `head`."""
+        """Of the matrices whose names end in `tail`, the first of those whose names begin most like `head`."""
+        return next(iter(self.nearest_of(tail, head)), None)
+
+    def nearest_of(self, tail: str, head: str) -> list[Layer]:
+        """All of those: more than one where names do not tell them apart.
+
+        The more parts of a name are shared the better; then words for the source and the target decide.
+        """
         candidates = self.heads_of(tail)
-        if not candidates:
-            return None
-        best = max(candidates, key=lambda candidate: _common(candidate, head))
-        return self.get(best + tail)
+        most = max((_common(candidate, head) for candidate in candidates), default=0)
+        best = [candidate for candidate in candidates if _common(candidate, head) == most]
+        side = TARGET if "decoder" in head else SOURCE if "encoder" in head else None
+        of_side = [candidate for candidate in best if side and side.search(candidate)] if len(best) > 1 else []
+        found = [self.get(candidate + tail) for candidate in of_side or best]
+        return [layer for layer in found if layer is not None]
 
 
 def stem(name: str) -> str:
@@ -103,4 +114,6 @@ def without_number(head: str) -> tuple[str, int | None]:
 
 
 def _common(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    """How many parts two names share from the start."""
+    pairs = zip(one.split(".")[:-1], other.split(".")[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 
 from .convolutions import chain
 from .facts import Facts
 from .family import StoredPlainly
 from .layers import Layers, stem
+from .lines import NUMBER, in_one_line
 from .pairs import Pair
-from .vgg import MEMBER
-
-NUMBER = re.compile(r"\d+")
 
 
 class MLP(StoredPlainly):
@@ -21,14 +18,14 @@ class MLP(StoredPlainly):
     name = "MLP"
 
     def fits(self, layers: Layers) -> bool:
-        """Whether names differ in a number alone; or are those of members of a stack, and each fits the next."""
+        """Whether names differ in a number alone; or say that they are in one line, and each fits the next."""
         names = [stem(layer.name) for layer in layers]
         if len(names) < 2 or any(layer.kernel or layer.role not in _ROLES for layer in layers):
             return False
-        if len({NUMBER.sub("*", name) for name in names}) == 1:
+        if len({NUMBER.sub("*", name) for name in names}) == 1 and in_one_line(names):
             return True
         in_line = all(one.shape[0] == other.shape[1] for one, other in pairwise(layers))
-        return in_line and all(MEMBER.search(name) for name in names)
+        return in_line and in_one_line(names)
 
     def pairs(self, layers: Layers, facts: Facts, gate: str | None = None) -> list[Pair]:
         """Each to the next."""

@@ -40,6 +40,12 @@ class Slice:
     stop: int | None = None
     step: int = 1
 
+    @property
+    def text(self) -> str:
+        """As it stands in a file of pairs."""
+        stop = "" if self.stop is None else self.stop
+        return f"{self.start}:{stop}" + (f":{self.step}" if self.step != 1 else "")
+
     def as_slice(self) -> slice:
         """For NumPy."""
         return slice(self.start, self.stop, self.step)
@@ -53,7 +59,8 @@ class Slice:
 class Side:
     """One side of a pair: the left or right singular vectors of a matrix, or of blocks of it.
 
-    `index` is the one block that is meant, None for each in turn; `kept` the entries of the vectors that are compared.
+    `index` is the one block that is meant, None for each in turn; `kept` the entries of the vectors that are compared,
+    which a user's pair says in its name (`note`).
     """
 
     matrix: str
@@ -61,6 +68,7 @@ class Side:
     kept: Slice | None = None
     blocks: Blocks | None = None
     index: int | None = None
+    note: str = ""
 
     @property
     def stored(self) -> str:
@@ -70,7 +78,8 @@ class Side:
     @property
     def label(self) -> str:
         """How it is written in a pair."""
-        return self.matrix if self.blocks is None else with_part(self.matrix, self.blocks.label(self.index))
+        name = self.matrix if self.blocks is None else with_part(self.matrix, self.blocks.label(self.index))
+        return with_part(name, self.note) if self.note else name
 
     def dimension(self, shape: tuple[int, int]) -> int:
         """How many entries of a vector are compared, for a matrix of this shape."""

@@ -24,21 +24,19 @@ UPS_AND_DOWNS = (
 
 def _attentions(layers: tuple[str, ...], reads_encoder: bool = False) -> tuple[Attention, ...]:
     """All that such a layer may be called, apart or as nn.MultiheadAttention."""
-    apart = [
-        (f"{layer}.{q}", f"{layer}.{k}", f"{layer}.{v}", layer) for layer in layers for q, k, v in QUERIES_KEYS_VALUES
-    ]
     fused = [Attention(f"{x}.out_proj", fused=f"{x}.in_proj_weight", reads_encoder=reads_encoder) for x in layers]
     return (
         *(
             Attention(
-                query=q,
-                key=k,
-                value=v,
+                query=f"{layer}.{q}",
+                key=f"{layer}.{k}",
+                value=f"{layer}.{v}",
                 output=f"{layer}.{OUTPUTS[0]}",
                 other_outputs=tuple(f"{layer}.{output}" for output in OUTPUTS[1:]),
                 reads_encoder=reads_encoder,
             )
-            for q, k, v, layer in apart
+            for layer in layers
+            for q, k, v in QUERIES_KEYS_VALUES
         ),
         *fused,
     )

@@ -108,8 +108,11 @@ class ResidualStream:
         head = key.partition("*")[0]
         stages = [stage for block in blocks for stage in block]
         names = () if self.is_beside_text else self.family.embeddings
-        embedding = next((found for name in names if (found := self.layers.nearest(name, head))), None)
+        embeddings = next((found for name in names if (found := self.layers.nearest_of(name, head))), [])
+        embedding = embeddings[0] if embeddings else None
         pairs = self._embedding_pairs(embedding, head, stages[0]) if embedding else []
+        if len(embeddings) > 1:  # names do not tell which
+            pairs = [replace(pair, guessed=True) for pair in pairs]
         for index, stage in enumerate(stages):
             pairs += self._between(memory, stage.reads_encoder, "encoder")
             pairs += stage.inside
@@ -260,6 +263,12 @@ class ResidualStream:
         groups = keys // size if size else 0
         if not groups or keys % size or heads % groups:
             return heads, heads, f"the {keys} rows of the keys are not those of groups of {heads} heads of {size}"
+        is_fused = k is not None and k.name.endswith("]")  # whose layout has asked for the number
+        if self.facts.kv_heads not in (None, groups) and not is_fused:
+            reason = (
+                f"{self.facts.kv_heads} heads of keys and values do not make {keys} rows: heads of {size} are {groups}"
+            )
+            return heads, groups, reason
         return heads, groups, None
 
 

@@ -17,6 +17,8 @@ from .pairs import Pair
 BLOCK = r"(?P<block>(?:.*\.)?(?:layers?|stages?|blocks?)\d*(?:\.\w+)*\.\d+)"
 CONV = re.compile(BLOCK + r"\.(?:conv(?P<a>\d+)|layer\.(?P<b>\d+)\.convolution)$")
 SHORTCUT = re.compile(BLOCK + r"\.(?:downsample|shortcut)(?:\.\w+)*$")
+# What stands before the stages of one network, such as a teacher beside its student.
+STAGE = re.compile(r"(?P<path>(?:.*?\.)?)(?:encoder\.)?(?:layers?|stages?|blocks?)\d*\..*(?:conv\d+|convolution)$")
 STEM = re.compile(r"(?:.*\.)?(?:conv1|stem\.conv|embedder\.convolution|conv_stem)$")
 HEAD = re.compile(r"(?:.*\.)?(?:fc|classifier|linear|head)(?:\.\w+)?$")
 
@@ -34,16 +36,25 @@ class ResNet(StoredPlainly):
 
     def pairs(self, layers: Layers, facts: Facts, gate: str | None = None) -> list[Pair]:
         """In a block one convolution to the next; what a block adds up to the next block's first and its shortcut."""
-        pairs: list[Pair] = []
-        writers = _matching(layers, STEM)[:1]
-        for convolutions, shortcut in _blocks(layers):
-            for writer in writers:
-                pairs += [chain("conv_conv", writer, reader) for reader in (*convolutions[:1], *shortcut)]
-            pairs += [chain("conv", one, other) for one, other in pairwise(convolutions)]
-            writers = [*convolutions[-1:], *shortcut]
-        for reader in _matching(layers, HEAD)[:1]:
-            pairs += [chain("conv_linear", writer, reader) for writer in writers]
-        return pairs
+        paths = dict.fromkeys(match["path"] for layer in layers if (match := STAGE.match(stem(layer.name))))
+        if len(paths) < 2:
+            return _pairs(layers)
+        networks = [Layers(layer for layer in layers if layer.name.startswith(path)) for path in paths]
+        return [pair for network in networks for pair in _pairs(network)]
+
+
+def _pairs(layers: Layers) -> list[Pair]:
+    """Those of one network."""
+    pairs: list[Pair] = []
+    writers = _matching(layers, STEM)[:1]
+    for convolutions, shortcut in _blocks(layers):
+        for writer in writers:
+            pairs += [chain("conv_conv", writer, reader) for reader in (*convolutions[:1], *shortcut)]
+        pairs += [chain("conv", one, other) for one, other in pairwise(convolutions)]
+        writers = [*convolutions[-1:], *shortcut]
+    for reader in _matching(layers, HEAD)[:1]:
+        pairs += [chain("conv_linear", writer, reader) for writer in writers]
+    return pairs
 
 
 def _matching(layers: Iterable[Layer], pattern: re.Pattern[str]) -> list[Layer]:

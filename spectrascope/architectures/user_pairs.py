@@ -25,7 +25,7 @@ from .layers import Layer, Layers
 from .pairs import Pair, Side, Slice, Vectors, make_pair
 
 KEYS = ("from", "to", "from_side", "to_side", "from_rows", "to_rows", "kind")
-ROWS = re.compile(r"(\d*):(\d*)(?::(\d*))?$")
+ROWS = re.compile(r"([0-9]{0,12}):([0-9]{0,12})(?::([0-9]{1,12}))?")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Entry:
         return list(found.values())
 
     def _pair(self, writer: Layer, reader: Layer | None, name: str) -> Pair:
-        one = Side(writer.name, self.one_side, self.one_rows)
-        other = Side(reader.name if reader else name, self.other_side, self.other_rows)
+        notes = [rows.text if rows else "" for rows in (self.one_rows, self.other_rows)]
+        one = Side(writer.name, self.one_side, self.one_rows, note=notes[0])
+        other = Side(reader.name if reader else name, self.other_side, self.other_rows, note=notes[1])
         if reader is None:
             return Pair(self.kind, one, other, reason=f"there is no matrix {name}")
         return make_pair(self.kind, (one, writer), (other, reader))
@@ -106,7 +107,7 @@ def _side(text: str, where: str) -> Vectors:
 def _rows(text: str | None, where: str) -> Slice | None:
     if text is None:
         return None
-    match = ROWS.match(text)
+    match = ROWS.fullmatch(text)
     start, stop, step = (int(part) if part else None for part in match.groups()) if match else (None, None, 0)
     if step == 0 or (stop is not None and stop <= (start or 0)):
         raise RequestError(f"{where}: rows are a slice that keeps some, such as 24:36 or 4::9, not {text!r}")

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 
 from .convolutions import chain, fits_chain
 from .facts import Facts
 from .family import StoredPlainly
 from .layers import Layer, Layers, stem
+from .lines import in_one_line
 from .pairs import Pair
-
-# The last word of a layer's name, as people call the members of a stack.
-MEMBER = re.compile(
-    r"(?:^|[._])(?:conv\w*|fc\w*|lin\w*|dense\w*|classifier|features|layers?|net|block|head|out\w*|proj|\d+)[._]?\d*$",
-    re.IGNORECASE,
-)
 
 
 class PlainConvolutions(StoredPlainly):
@@ -24,11 +18,12 @@ class PlainConvolutions(StoredPlainly):
     name = "VGG or LeNet"
 
     def fits(self, layers: Layers) -> bool:
-        """Whether all matrices are such members, and each fits the next."""
+        """Whether names say so, of convolutions and of Linears, and each fits the next."""
         found = _in_line(layers)
-        is_line = len(found) > 1 and all(fits_chain(one, other) for one, other in pairwise(found))
-        members = all(MEMBER.search(stem(layer.name)) and layer.role in _ROLES for layer in layers)
-        return is_line and members and any(layer.kernel for layer in found)
+        fits = len(found) > 1 and all(fits_chain(one, other) for one, other in pairwise(found))
+        kinds = [[stem(layer.name) for layer in found if bool(layer.kernel) == is_conv] for is_conv in (True, False)]
+        is_known = all(layer.role in _ROLES for layer in layers)
+        return fits and is_known and bool(kinds[0]) and all(in_one_line(names) for names in kinds if names)
 
     def pairs(self, layers: Layers, facts: Facts, gate: str | None = None) -> list[Pair]:
         """Each layer to the next."""

@@ -20,6 +20,7 @@ from ..report.pairs import (
     of_architecture,
     of_entries,
     pairs_over,
+    remarks_on,
     require_entries,
     select_pairs,
 )
@@ -120,7 +121,7 @@ def align(
             *("guessed", "reason"),
         ],
         tables=lambda: [_table(rows, all_steps, all or bool(pair), output, len(trajectories))],
-        warnings=shared_warnings(trajectories),
+        warnings=[*shared_warnings(trajectories), *remarks_on(trajectories)],
         failures=all_failures(trajectories, chosen, matrices_of(selected)),
     )
 

@@ -10,7 +10,7 @@ import typer
 from ..errors import NothingAnalysed
 from ..report.rows import Row
 from ..report.tables import Table, Words, shape
-from ..words import counted, coverage_words
+from ..words import counted, coverage_words, listed
 from ._options import (
     DebugOption,
     Format,
@@ -80,8 +80,10 @@ def show(
 
 
 def _show_pairs(found: Any, source: str, output: Output) -> int:
+    names = {row[end] for row in found.pairs for end in ("from", "to")}
+    apart = [row["matrix"] for row in found.matrices if row["matrix"] not in names]
     columns = ["pair", "kind", "from", "from_side", "from_rows", "to", "to_side", "to_rows"]
-    return output.rows(
+    code = output.rows(
         "show",
         source,
         found.pairs,
@@ -91,7 +93,11 @@ def _show_pairs(found: Any, source: str, output: Output) -> int:
         failures=found.failures,
         families=found.families,
         steps=found.steps,
+        in_no_pair=apart,
     )
+    if apart:
+        output.say(f"in no pair: {listed(apart, 12)}")
+    return code
 
 
 def _pairs_table(found: Any) -> Table:

@@ -10,6 +10,10 @@ import numpy as np
 from .rows import Row
 
 # What says which rows belong together, and has to agree among them.
+DIFFERENT = {
+    "shape": "its shape is not the same in all stores",
+    "baseline": "its width is not the same in all stores",
+}
 AGREEING = ("shape", "dtype", "kind", "reference", "baseline", "guessed")
 
 
@@ -36,9 +40,11 @@ def columns_of(numbers: Sequence[str]) -> list[str]:
 def _together(rows: list[Row], numbers: Sequence[str], stores: int, name: str) -> Row:
     first = rows[0]
     row: Row = {"step": first["step"], name: first[name]}
-    differing = [key for key in AGREEING if any(one.get(key) != first.get(key) for one in rows)]
-    row |= {key: None if key in differing else first[key] for key in AGREEING if key in first}
-    usable = [] if "shape" in differing else [one for one in rows if one[numbers[0]] is not None]
+    present = [one for one in rows if one[numbers[0]] is not None] or rows
+    differing = [key for key in AGREEING if any(one.get(key) != present[0].get(key) for one in present)]
+    row |= {key: None if key in differing else present[0][key] for key in AGREEING if key in first}
+    differ = next((words for key, words in DIFFERENT.items() if key in differing), None)
+    usable = [] if differ else [one for one in rows if one[numbers[0]] is not None]
     row["seeds"] = len(usable)
     for number in numbers:
         values = [one[number] for one in usable if one[number] is not None]
@@ -46,12 +52,12 @@ def _together(rows: list[Row], numbers: Sequence[str], stores: int, name: str) -
         row[f"{number}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
     if any(one.get("diagonal") for one in usable):
         row["diagonal"] = _mean_diagonal([one["diagonal"] for one in usable if one["diagonal"]])
-    return row | {"reason": _reason(rows, usable, stores, "shape" in differing)}
+    return row | {"reason": _reason(rows, usable, stores, differ)}
 
 
-def _reason(rows: list[Row], usable: list[Row], stores: int, differ: bool) -> str | None:
+def _reason(rows: list[Row], usable: list[Row], stores: int, differ: str | None) -> str | None:
     if differ:
-        return "its shape is not the same in all stores"
+        return differ
     if len(usable) < stores:
         why = next((one["reason"] for one in rows if one["reason"]), "not there in the others")
         return f"in {len(usable)} of {stores} stores: {why}"

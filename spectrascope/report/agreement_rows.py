@@ -115,6 +115,11 @@ class _Side:
         return int(self.directions.ranks[0])
 
 
+def few_directions(there: int, needed: int) -> str:
+    """What to know of the score of a matrix of low rank."""
+    return f"{there} of {needed} directions are above the rounding noise; the score is their mean"
+
+
 def _other_side(
     trajectory: Trajectory,
     step: int | None,
@@ -172,4 +177,4 @@ def _remark(one: _Side, other: _Side, is_itself: bool, kept: int) -> str | None:
         if close is not None and not is_itself:
             places = f"sigma_{close[0] + 1} and sigma_{close[1] + 1}"
             return f"{places}{where} are equal to 1e-6: their vectors are not unique"
-    return None
+    return few_directions(there, needed) if there < needed and not is_itself else None

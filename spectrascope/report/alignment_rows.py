@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..architectures.pairs import Pair, Side
 from ..metrics.alignment import LEADING, alignment, diagonal, random_baseline, score
 from ..store import Record, Trajectory
-from .agreement_rows import NO_VECTORS
+from .agreement_rows import NO_VECTORS, few_directions
 from .directions import Directions, directions_of
 from .pairs import of_architecture, pairs_over, select_pairs
 from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain_list
@@ -154,8 +154,10 @@ def _sides(
             return f"{side.matrix}: {LEFT_OUT}"
         if matrix.reason:
             return f"{side.matrix}: {matrix.reason}"
-        if record is None or (record.block_count > 0) != (side.blocks is not None):
+        if record is None:
             return f"the blocks of {side.matrix} are not in the store: analyse again"
+        if side.blocks is not None and not record.block_count:
+            return f"the blocks of {side.matrix} have the name of a tensor, {side.stored}"
         if not record.vectors:
             return NO_VECTORS
         of_side = directions[step, side.stored]
@@ -243,4 +245,4 @@ def _remark(
                 where = f"of head {head} of {side.side.matrix}" if pair.heads else f"of {side.side.label}"
                 places = f"sigma_{close[0] + 1} and sigma_{close[1] + 1}"
                 return f"{places} {where} are equal to 1e-6: their vectors are not unique"
-    return None
+    return few_directions(int(there.min()), needed) if there.min() < needed else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..architectures.layers import stem
 from ..errors import RequestError
 from .files import require_writable, write_whole
 from .rows import Row
@@ -71,7 +73,7 @@ def score_heat_map(
         if row["score"] is not None:
             table[names.index(row[column]), steps.index(row["step"])] = row["score"]
     figure, axes = _figure(8.0, [min(max(1.4 + 0.24 * len(names), 2.6), 26.0)])
-    _draw_heat_map(figure, axes[0], table, names, steps, label, _top(table))
+    _draw_heat_map(figure, axes[0], table, _without_common_path(names), steps, label, _top(table))
     _finish(figure, axes, steps, path, log)
 
 
@@ -90,7 +92,7 @@ def diagonal_heat_map(
     image = _draw_cells(axis, table, steps, _top(table))
     axis.set_ylabel("place i (1 is the largest singular value)")
     axis.set_yticks([0.5, *(i - 0.5 for i in range(10, count + 1, 10))], [1, *range(10, count + 1, 10)])
-    axis.set_title(_label(title), fontsize=10)
+    axis.set_title(_label(title) + _over_heads(rows[0]), fontsize=10)
     figure.colorbar(image, ax=axis, label=label)
     _finish(figure, [axis], steps, path, log)
 
@@ -104,11 +106,24 @@ def alignment_matrix(row: Row, path: Path) -> None:
     image = axis.imshow(
         np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=_top(table), extent=_from_one(table.shape)
     )
-    axis.set_xlabel("place in the matrix that reads")
-    axis.set_ylabel("place in the matrix that writes")
-    axis.set_title(f"{_label(row['pair'])}, step {row['step']}", fontsize=10)
-    figure.colorbar(image, ax=axis, label="|<u_i, v'_j>|")
+    axis.set_xlabel("place j in the second matrix")
+    axis.set_ylabel("place i in the first matrix")
+    axis.set_title(f"{_label(row['pair'])}\nstep {row['step']}{_over_heads(row)}", fontsize=10)
+    figure.colorbar(image, ax=axis, label="alignment A_ij")
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
+
+
+def _over_heads(row: Row) -> str:
+    """Said of a pair whose numbers are means over heads."""
+    return f", mean over {len(row['per_head'])} heads" if row.get("per_head") else ""
+
+
+def _without_common_path(names: list[str]) -> list[str]:
+    """Names of matrices or pairs as labels: without `.weight`, and without what all of them begin with."""
+    sides = [[stem(side).split(".") for side in name.split("->")] for name in names]
+    parts = zip(*[side[:-1] for name in sides for side in name], strict=False)
+    common = sum(1 for _ in takewhile(lambda part: len(set(part)) == 1, parts))
+    return ["->".join(".".join(side[common:]) for side in name) for name in sides]
 
 
 def _from_one(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
@@ -239,4 +254,4 @@ def _colour_map() -> Any:
 def _label(name: str) -> str:
     """A name as plain text: matplotlib takes dollars for mathematics."""
     text = printable(name).replace("$", r"\$")
-    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
+    return text if len(text) <= 90 else f"{text[:43]}...{text[-43:]}"

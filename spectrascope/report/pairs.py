@@ -12,7 +12,7 @@ from ..architectures.pairs import Pair
 from ..architectures.user_pairs import Entry
 from ..errors import RequestError
 from ..selection import fits_glob
-from ..store import StepInfo, Trajectory
+from ..store import FORMAT_VERSION, StepInfo, Trajectory
 from ..words import choices, listed
 
 Find = Callable[[Trajectory, int], list[Pair]]
@@ -30,7 +30,16 @@ def of_architecture(gate: str | None = None) -> Find:
 
 def of_entries(entries: Sequence[Entry]) -> Find:
     """Finds the pairs that a user lists, at a step."""
-    return _remembering(lambda layers, _: [pair for entry in entries for pair in entry.pairs(layers)])
+
+    def find(layers: Layers, _: dict[str, Any]) -> list[Pair]:
+        pairs = [pair for entry in entries for pair in entry.pairs(layers)]
+        seen: dict[str, Pair] = {}
+        for pair in pairs:
+            if seen.setdefault(pair.name, pair) != pair:
+                raise RequestError(f"--pairs: two different pairs are {pair.name}; leave one to a file of its own")
+        return list(seen.values())
+
+    return _remembering(find)
 
 
 def require_entries(trajectories: Sequence[Trajectory], entries: Sequence[Entry]) -> None:
@@ -65,10 +74,22 @@ def select_pairs(pairs: dict[str, dict[int, Pair]], globs: Sequence[str]) -> dic
         if not fitting:
             kinds = dict.fromkeys(pair.kind for by_step in pairs.values() for pair in by_step.values())
             known = choices(glob, list(pairs)) if pairs else "the store has none"
-            raise RequestError(f"no pair is {glob!r}; {known}; kinds of pairs: {listed(list(kinds), 12)}")
+            raise RequestError(
+                f"no pair is {glob!r}; {known}; kinds of pairs: {listed(list(kinds), 12)}; "
+                "a number in place of `head` is one head"
+            )
         chosen |= fitting
     order = [*pairs, *chosen]
     return {name: chosen[name] for name in dict.fromkeys(order) if name in chosen}
+
+
+def remarks_on(trajectories: Sequence[Trajectory]) -> list[str]:
+    """What to know of stores whose steps do not say all that pairs depend on."""
+    old = [one for one in trajectories if any(one.info(step).version < FORMAT_VERSION for step in one.steps)]
+    return [
+        f"{one.path} holds steps of an earlier spectrascope, without heads and kernels of convolutions; analyse again"
+        for one in old
+    ]
 
 
 def matrices_of(selected: Sequence[dict[str, dict[int, Pair]]]) -> list[str]:

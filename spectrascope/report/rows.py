@@ -57,7 +57,8 @@ def head_rows(trajectory: Trajectory, steps: list[int]) -> list[Row]:
             found[step, record.name] = [next(values) for _ in range(record.block_count)]
     for step in steps:
         for record in trajectory.info(step).records:
-            for name, columns in zip(record.block_names, found.get((step, record.name), ()), strict=True):
+            names = record.block_names if record.word == "head" else []
+            for name, columns in zip(names, found.get((step, record.name), ()), strict=True):
                 reason = record.reason if columns["spectral_norm"] is None else None
                 rows.append(_rank_row(step, name, record, columns, reason))
     return rows

@@ -173,9 +173,7 @@ def test_every_pair_is_there_and_none_guessed(name: str, suffix: str, cli: Any, 
     save_file(state, path) if suffix == "safetensors" else torch.save(state, path)
     heads = ["--heads", "2"] if "transformer" in name else []
     rows = cli("show", path, "--pairs", "--format", "json", *heads).json["rows"]
-    assert {
-        row["pair"].replace(".weight[", "[").replace(".weight->", "->").removesuffix(".weight") for row in rows
-    } == expected
+    assert {"->".join(map(without_weight, row["pair"].split("->"))) for row in rows} == expected
     assert not any(row["guessed"] or row["reason"] for row in rows)
 
 
@@ -278,3 +276,138 @@ def test_a_recurrent_layer_is_not_read_past_another(cli: Any, tmp_path: Path) ->
         "decoder.weight_ih_l0->fc.weight",
         "decoder.weight_hh_l0->fc.weight",
     }
+
+
+def shown(cli: Any, path: Path, *options: str) -> dict[str, Any]:
+    """The rows of `show --pairs` by the pair's name without `.weight`."""
+    rows = cli("show", path, "--pairs", "--format", "json", *options).json["rows"]
+    return {"->".join(map(without_weight, row["pair"].split("->"))): row for row in rows}
+
+
+def without_weight(name: str) -> str:
+    return name.replace(".weight[", "[").removesuffix(".weight")
+
+
+def test_an_lstm_with_a_projection(cli: Any, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"rnn": nn.LSTM(6, 8, num_layers=2, proj_size=5), "fc": nn.Linear(5, 3)})
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt")
+    expected = set()
+    for layer, reader in ((0, "rnn.weight_ih_l1"), (1, "fc")):
+        hr = f"rnn.weight_hr_l{layer}"
+        expected |= product([f"rnn.weight_ih_l{layer}", f"rnn.weight_hh_l{layer}"], [hr])
+        expected |= product([hr], [f"rnn.weight_hh_l{layer}", reader])
+    assert set(rows) == expected
+    assert not any(row["guessed"] or row["reason"] for row in rows.values())
+    assert rows["rnn.weight_ih_l0->rnn.weight_hr_l0"]["from_rows"] == "16:24"
+
+
+def test_a_plain_rnn_has_no_gates(cli: Any, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"rnn": nn.RNN(6, 5), "fc": nn.Linear(5, 3)})
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt")
+    assert set(rows) == {"rnn.weight_ih_l0->rnn.weight_hh_l0"} | product(
+        ["rnn.weight_ih_l0", "rnn.weight_hh_l0"], ["fc"]
+    )
+    assert all(row["from_rows"] is None and not row["reason"] for row in rows.values())
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_recurrent_modules_one_after_the_other(suffix: str, cli: Any, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"lstm1": nn.LSTM(8, 8), "lstm2": nn.LSTM(8, 8), "fc": nn.Linear(8, 8)})
+    path = tmp_path / f"model.{suffix}"
+    save_file(model.state_dict(), path) if suffix == "safetensors" else torch.save(model.state_dict(), path)
+    rows = shown(cli, path)
+    writers = ["lstm1.weight_ih_l0", "lstm1.weight_hh_l0"]
+    between = product(writers, ["lstm2.weight_ih_l0"])
+    assert {name for name in rows if name.startswith("lstm1") and "->lstm1" not in name} == between
+    assert all(rows[name]["guessed"] for name in between)
+    assert set(rows) >= product(["lstm2.weight_ih_l0", "lstm2.weight_hh_l0"], ["fc"])
+
+
+BRANCHES = {
+    "actor_critic": {"actor.0": (16, 4), "actor.2": (4, 16), "critic.0": (16, 4), "critic.2": (1, 16)},
+    "sides": {"fc_left": (6, 6), "fc_right": (6, 6), "fc_out": (6, 6)},
+    "vae": {"fc1": (8, 20), "fc21": (8, 8), "fc22": (8, 8), "fc3": (8, 8), "fc4": (20, 8)},
+    "shortcut": {"blocks.0.fc1": (6, 6), "blocks.0.fc2": (6, 6), "blocks.0.shortcut.0": (6, 6)},
+    "skip": {"conv_a": (4, 3, 3, 3), "conv_b": (4, 4, 3, 3), "conv_skip": (4, 4, 1, 1), "fc": (2, 4)},
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_are_no_line(name: str, cli: Any, tmp_path: Path) -> None:
+    torch.save({f"{key}.weight": torch.randn(*s) for key, s in BRANCHES[name].items()}, tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt")
+    assert rows
+    assert all(row["guessed"] for row in rows.values())
+
+
+def test_two_networks_in_one_file(cli: Any, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"student": ResNet(False), "teacher": ResNet(False)})
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt")
+    assert set(rows) == {f"{path}.{pair.replace('->', f'->{path}.')}" for pair in resnet(False) for path in model}
+
+
+def test_each_side_reads_its_own_embedding(cli: Any, tmp_path: Path) -> None:
+    """As in PyTorch's tutorial on translation."""
+    model = nn.ModuleDict(
+        {
+            "src_tok_emb": nn.ModuleDict({"embedding": nn.Embedding(11, 8)}),
+            "tgt_tok_emb": nn.ModuleDict({"embedding": nn.Embedding(12, 8)}),
+            "transformer": nn.Transformer(8, 2, 1, 1, 12, batch_first=True),
+            "generator": nn.Linear(8, 12),
+        }
+    )
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt", "--heads", "2")
+    for side, stack in (("src", "encoder"), ("tgt", "decoder")):
+        assert f"{side}_tok_emb.embedding->transformer.{stack}.layers.0.self_attn.in_proj_weight" in rows
+    assert sum("tok_emb" in name for name in rows) == 2
+    assert not any(row["guessed"] for row in rows.values())
+
+
+def test_a_second_attention_is_not_skipped_over(cli: Any, tmp_path: Path) -> None:
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    weights = {f"blocks.0.{path}.{name}": (8, 8) for path in ("self_attn", "cross_attn") for name in names}
+    weights |= {"blocks.0.mlp.fc1": (12, 8), "blocks.0.mlp.fc2": (8, 12)}
+    torch.save({f"{name}.weight": torch.randn(*shape) for name, shape in weights.items()}, tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt", "--heads", "2")
+    assert "blocks.0.self_attn.out_proj->blocks.0.cross_attn.q_proj" in rows
+    assert "blocks.0.cross_attn.out_proj->blocks.0.mlp.fc1" in rows
+    assert "blocks.0.self_attn.out_proj->blocks.0.mlp.fc1" not in rows
+    assert "blocks.0.cross_attn.q_proj[head]->blocks.0.cross_attn.k_proj[head]" in rows
+
+
+@pytest.mark.parametrize("path", ["attn.", "inner.mixer.", ""])
+def test_attention_layers_of_torch_anywhere(path: str, cli: Any, tmp_path: Path) -> None:
+    state = nn.MultiheadAttention(8, 2).state_dict()
+    torch.save({f"{path}{name}": tensor for name, tensor in state.items()}, tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt", "--heads", "2")
+    fused = f"{path}in_proj_weight"
+    assert set(rows) == {
+        f"{fused}[q,head]->{fused}[k,head]",
+        f"{fused}[v,head]->{path}out_proj[head]",
+        f"{fused}[v]->{path}out_proj",
+    }
+    assert not any(row["guessed"] or row["reason"] for row in rows.values())
+
+
+def test_a_type_whose_names_are_not_there(cli: Any, tmp_path: Path) -> None:
+    save_file(sequential(7, 8, 6, 5).state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "num_attention_heads": 4}')
+    rows = shown(cli, tmp_path)
+    assert set(rows) == chain("0", "2", "4")
+    assert all(row["guessed"] for row in rows.values())
+
+
+@pytest.mark.parametrize(("heads", "said"), [(4, 1), (8, 2)])
+def test_heads_of_keys_that_contradict_the_rows(heads: int, said: int, cli: Any, tmp_path: Path) -> None:
+    names = {"q_proj": (16, 16), "k_proj": (8, 16), "v_proj": (8, 16), "o_proj": (16, 16)}
+    weights = {f"layers.0.self_attn.{name}.weight": torch.randn(*shape) for name, shape in names.items()}
+    weights |= {f"layers.0.mlp.{name}_proj.weight": torch.randn(16, 16) for name in ("gate", "up", "down")}
+    torch.save(weights, tmp_path / "model.pt")
+    options = ["--heads", str(heads), "--kv-heads", str(said)]
+    rows = {row["kind"]: row for row in shown(cli, tmp_path / "model.pt", *options).values()}
+    assert f"{said} heads of keys and values do not make 8 rows" in rows["q_k"]["reason"]
+    assert rows["v_o"]["reason"]

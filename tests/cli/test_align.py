@@ -352,12 +352,13 @@ def test_pairs_of_a_file(align: Any, cli: Any) -> None:
     expected = [f"blocks.{i}.up.weight->blocks.{i}.down.weight" for i in range(11)]
     assert [row["pair"] for row in rows] == [
         *expected,
-        "rnn.weight->blocks.0.up.weight",
+        "rnn.weight[6:12]->blocks.0.up.weight",
         "table.weight->blocks.0.up.weight",
     ]
     v = svd(weights["blocks.0.up.weight"])[2]
-    for name, u in (("rnn", svd(weights["rnn.weight"])[0][6:12]), ("table", svd(weights["table.weight"])[2])):
-        diagonal = pair_of(rows, f"{name}.weight->blocks.0.up.weight")["diagonal"]
+    rnn, table = svd(weights["rnn.weight"])[0][6:12], svd(weights["table.weight"])[2]
+    for name, u in (("rnn.weight[6:12]", rnn), ("table.weight", table)):
+        diagonal = pair_of(rows, f"{name}->blocks.0.up.weight")["diagonal"]
         np.testing.assert_allclose(diagonal, np.abs((u * v).sum(axis=0)), atol=1e-6)
     assert not any(row["guessed"] or row["reason"] for row in rows)
     some = cli("align", STORE, "--pairs", "pairs.toml", "--pair", "inside", "--format", "json").json["rows"]
@@ -532,6 +533,23 @@ def test_heads_given_later_add_blocks_and_nothing_is_lost(
     assert len(row["per_head"]) == 2
 
 
+def test_directions_are_no_heads(align: Any, cli: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"rnn": torch.nn.LSTM(6, 5, bidirectional=True), "out": torch.nn.Linear(10, 4)})
+    align(model.state_dict())
+    found = cli("rank", STORE, "--heads-table")
+    assert found.code == 2
+    assert "the store has no heads" in found.err
+
+
+def test_heads_that_divide_nothing_are_said(align: Any, cli: Any) -> None:
+    align(attention())
+    found = cli("analyze", "run", "-o", STORE, "--heads", "5")
+    assert found.code == 0
+    assert "--heads 5 divides no attention layer; `spectrascope show --pairs` says why" in found.err
+    assert "--heads" not in cli("analyze", "run", "-o", STORE, "--heads", "4").err
+
+
 def test_heads_table(align: Any, cli: Any) -> None:
     weights = attention()
     align(weights, analyze=["--heads", "4"])
@@ -623,7 +641,8 @@ def test_names_are_data(align: Any, cli: Any) -> None:
     rows = align(weights, analyze=["--heads", "4"])
     (row,) = [row for row in rows if row["kind"] == "q_k"]
     assert row["score"] is None
-    assert "blocks of layers.0.self_attn.q_proj.weight are not in the store" in row["reason"]
+    name = "layers.0.self_attn.q_proj.weight"
+    assert row["reason"] == f"the blocks of {name} have the name of a tensor, {name}[head]"
     Path("pairs.toml").write_text("[[pair]]\nfrom = 'a->b'\nto = 'a->b'\nto_side = 'left'")
     options = ["--pairs", "pairs.toml", "--matrix", "--plot", "a.png"]
     assert cli("align", STORE, *options).code == 0
@@ -639,3 +658,47 @@ def test_no_figure_without_a_number(align: Any, cli: Any) -> None:
         assert "there is no number to draw" in found.err
         assert not Path("x.png").exists()
     assert "--plot-scores x.txt" in cli("align", STORE, "--plot-scores", "x.txt").err
+
+
+def test_pairs_of_a_file_that_differ_in_rows_alone(align: Any, cli: Any) -> None:
+    entry = "[[pair]]\nfrom = 'layers.0'\nto = 'layers.1'\n"
+    Path("pairs.toml").write_text(
+        f"{entry}from_rows = '0:4'\nto_rows = '0:4'\n{entry}from_rows = '4:8'\nto_rows = '4:8'\n"
+    )
+    rows = align(mlp(), options=["--pairs", "pairs.toml"])
+    assert [row["pair"] for row in rows] == [
+        f"layers.0.weight[{rows}]->layers.1.weight[{rows}]" for rows in ("0:4", "4:8")
+    ]
+    assert rows[0]["score"] != rows[1]["score"]
+    Path("pairs.toml").write_text(f"{entry}{entry}from_side = 'right'\n")
+    found = cli("align", STORE, "--pairs", "pairs.toml")
+    assert found.code == 2
+    assert "two different pairs are layers.0.weight->layers.1.weight" in found.err
+    Path("pairs.toml").write_text(f"{entry}from_rows = '0:{'9' * 5000}'\n")
+    assert cli("align", STORE, "--pairs", "pairs.toml").code == 2
+
+
+def test_no_mean_over_different_widths(align: Any, cli: Any) -> None:
+    for name, hidden in (("a", 8), ("b", 6)):
+        save_file(mlp(sizes=(6, hidden, 8, 5)), f"step0-{name}.safetensors")
+        cli("analyze", f"step0-{name}.safetensors", "-o", f"{name}.spectra", "--quiet", "--step-regex", r"step(\d)")
+    rows = cli("align", "a.spectra", "b.spectra", "--aggregate", "--format", "json").json["rows"]
+    assert (rows[0]["score"], rows[0]["reason"]) == (None, "its width is not the same in all stores")
+    assert rows[1]["seeds"] == 2
+
+
+def test_few_directions_are_said(align: Any, cli: Any) -> None:
+    weights = {"layers.0.weight": mat([2.0, 1.0], 16, 12), "layers.1.weight": torch.randn(9, 16)}
+    (row,) = align(weights, weights | {"layers.1.weight": torch.randn(9, 16)})[:1]
+    assert [value is not None for value in row["diagonal"]] == [True] * 2 + [False] * 7
+    assert row["reason"] == "2 of 9 directions are above the rounding noise; the score is their mean"
+
+
+def test_what_config_json_says_later_of_heads(align: Any, cli: Any) -> None:
+    align(attention(), analyze=["--heads", "2"])
+    config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
+    Path("run", "step0", "config.json").write_text(json.dumps(config))
+    assert cli("analyze", "run", "-o", STORE, "--quiet").code == 0
+    (row,) = cli("align", STORE, "--pair", "q_k", "--format", "json").json["rows"]
+    assert len(row["per_head"]) == 4
+    assert cli("analyze", "run", "-o", STORE, "--quiet", "--heads", "2").code == 2
