@@ -42,7 +42,7 @@ def write(store: Path, width: int) -> None:
     """A store as `analyze` would write it, of random numbers."""
     store.mkdir()
     random = np.random.default_rng(0)
-    vectors = random.standard_normal((TOP_K, width)).astype(np.float32) / np.float32(width**0.5)
+    vectors = np.linalg.qr(random.standard_normal((width, TOP_K)))[0].T.astype(np.float32)
     for step in range(STEPS):
         records = [Record(name, (width, width), "float32", "linear", "", TOP_K) for name in NAMES]
         settings = {"top_k": TOP_K, "filters": [[[], []]], "weights": "live", "heads": None, "kv_heads": None}

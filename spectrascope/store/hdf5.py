@@ -8,6 +8,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,46 @@ def reading_bytes(path: Path) -> Iterator[Any]:
         raise StoreDamaged(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def read_array(file: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array that lies in one piece at this place of a file. Raises StoreDamaged where the file ends before."""
+@dataclass(frozen=True)
+class Array:
+    """An array of numbers in a file, which lies there in one piece, and the sha256 that it was written with."""
+
+    offset: int
+    size: int
+    dtype: np.dtype[Any]
+    digest: bytes
+
+
+def find_array(file: Any, name: str) -> Array:
+    """Where HDF5 says that an array is. Raises StoreDamaged where another program packed it.
+
+    Reading it from there takes a fraction of the time that h5py's own objects need, of which reports open thousands.
+    """
+    dataset = h5py.h5d.open(file.id, name.encode())
+    offset, size = dataset.get_offset(), int(np.prod(dataset.shape))
+    if offset is None and size:
+        raise StoreDamaged(f"{file.filename}: was repacked by another program; analyse again")
+    has_digest = h5py.h5a.exists(dataset, b"sha256")
+    return Array(offset or 0, size, dataset.dtype, bytes(attribute(dataset, "sha256")) if has_digest else b"")
+
+
+def attribute(place: Any, name: str) -> Any:
+    """An attribute of a file or array, by its low-level identifier."""
+    found = h5py.h5a.open(place, name.encode())
+    value = np.empty((), found.dtype)
+    found.read(value)
+    return value[()]
+
+
+def read_array(descriptor: int, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array that lies in one piece at this place of an open file. Raises StoreDamaged where the file ends before."""
     array = np.empty(shape, dtype)
-    file.seek(offset)
     view = array.reshape(-1).view(np.uint8).data
     done = 0
     while done < len(view):
-        count = file.readinto(view[done:])
+        count = os.preadv(descriptor, [view[done:]], offset + done)
         if not count:
-            raise StoreDamaged(f"{file.name}: is truncated")
+            raise StoreDamaged("the file is truncated")
         done += count
     return array
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from .. import __version__
 from ..architectures.pairs import block_word
 from ..errors import StoreDamaged, StoreError
 from .directory import step_path, temporary_path
-from .hdf5 import Disk, hash_arrays, identity, read_array, reading, reading_bytes, writing
+from .hdf5 import Disk, attribute, find_array, hash_arrays, identity, read_array, reading, reading_bytes, writing
 
 Side = tuple[str, str]
 SIDES = ("left", "right")
@@ -143,15 +144,13 @@ class StepInfo:
 def read_info(path: Path) -> StepInfo:
     """A step's file without its arrays. Raises StoreDamaged, StoreLocked, or StoreError for a newer format."""
     with reading(path) as file:
-        return _info(*_arrays(file, path), path)
+        return _info(file, path)
 
 
 def read_step(path: Path) -> tuple[StepInfo, NDArray[np.float64]]:
     """A step's file and all its singular values, one matrix after the other. Raises as `read_info`."""
     with reading(path) as file:
-        version, arrays = _arrays(file, path)
-        info = _info(version, arrays, path)
-        return info, _checked(arrays["singular_values"], path).astype(np.float64, copy=False)
+        return _info(file, path), _checked(file, "singular_values", path).astype(np.float64, copy=False)
 
 
 def read_vectors(info: StepInfo, record: Record, count: int | None = None) -> tuple[Any, Any]:
@@ -183,7 +182,7 @@ def read_sides(info: StepInfo, wanted: Iterable[Side], count: int | None = None)
                 shape = record.vectors_shape(side, count)
                 start, dtype = info.places[side]
                 offset = start + info.offsets[name][1 if side == "left" else 2] * dtype.itemsize
-                found[name, side] = read_array(file, offset, shape, dtype)
+                found[name, side] = read_array(file.fileno(), offset, shape, dtype)
                 _require_intact(found[name, side], record, side, info.path)
     return found
 
@@ -193,16 +192,17 @@ def _require_intact(vectors: NDArray[np.float32], record: Record, side: str, pat
     if record.reason or not vectors.size:
         return
     expected = record.left_hash if side == "left" else record.right_hash
-    leading = min(LEADING, record.vectors)
-    intact = not expected or len(vectors) < leading or _hash_of_leading(vectors) == expected
-    rest = vectors[leading if expected else 0 :]
-    lengths = np.einsum("...d,...d->...", rest, rest)
-    if not intact or not np.all(np.abs(lengths - 1.0) < 1e-3):
+    checked = min(LEADING, record.vectors) if expected else 0
+    is_intact = len(vectors) < checked or not expected or _hash_of_leading(vectors) == expected
+    if is_intact and len(vectors) > checked:
+        rest = vectors[checked:]
+        is_intact = bool(np.all(np.abs(np.einsum("...d,...d->...", rest, rest) - 1.0) < 1e-3))
+    if not is_intact:
         raise StoreDamaged(f"{path}: the vectors of {record.name} are not those that were written; analyse again")
 
 
 def _hash_of_leading(vectors: NDArray[np.float32]) -> str:
-    return hash_arrays(vectors[:LEADING])[:16] if vectors.size else ""
+    return hashlib.sha256(np.ascontiguousarray(vectors[:LEADING]).data).hexdigest()[:16] if vectors.size else ""
 
 
 def _read_side(file: Any, info: StepInfo, record: Record, side: str, count: int | None) -> Any:
@@ -314,22 +314,17 @@ class StepWriter:
         return self._target
 
 
-def _arrays(file: Any, path: Path) -> tuple[int, dict[str, Any]]:
-    """The format version of a step's file, and its arrays, each looked up once."""
-    if file.attrs.get("format") != np.bytes_(FORMAT):
+def _info(file: Any, path: Path) -> StepInfo:
+    """The catalogue. Version 1 is without blocks and the architecture, which 2 brought."""
+    if "format" not in file.attrs or attribute(file.id, "format") != np.bytes_(FORMAT):
         raise StoreDamaged(f"{path}: is not a file of spectra")
-    version = int(file.attrs["format_version"])
+    version = int(attribute(file.id, "format_version"))
     if version not in READABLE:
         raise StoreError(
             f"{path} has format version {version}, newer than this spectrascope {__version__} reads; "
             "upgrade spectrascope, or analyse into another store"
         )
-    return version, {name: file[name] for name in ("catalogue", "singular_values", *SIDES)}
-
-
-def _info(version: int, arrays: dict[str, Any], path: Path) -> StepInfo:
-    """The catalogue. Version 1 is without blocks and the architecture, which 2 brought."""
-    catalogue = json.loads(_checked(arrays["catalogue"], path).tobytes())
+    catalogue = json.loads(_checked(file, "catalogue", path).tobytes())
     for record in catalogue["matrices"]:
         for name in ("shape", "tied", "kernel"):
             record[name] = tuple(record.get(name, ()))
@@ -345,22 +340,20 @@ def _info(version: int, arrays: dict[str, Any], path: Path) -> StepInfo:
     )
     if step_path(path.parent, info.step).name != path.name:
         raise StoreDamaged(f"{path}: holds step {info.step}, which its name does not say")
-    if info.sizes != tuple(arrays[name].size for name in ("singular_values", *SIDES)):
+    arrays = [find_array(file, name) for name in ("singular_values", *SIDES)]
+    if info.sizes != tuple(array.size for array in arrays):
         raise StoreDamaged(f"{path}: its arrays do not have the sizes that its catalogue states")
-    info.identity = identity(arrays["left"].file.id.get_vfd_handle())
+    info.identity = identity(file.id.get_vfd_handle())
     info.version = version
-    for side in SIDES:
-        place = arrays[side].id.get_offset()
-        if place is None and arrays[side].size:
-            raise StoreDamaged(f"{path}: was repacked by another program; analyse again")
-        info.places[side] = (place or 0, arrays[side].dtype)
+    info.places = {side: (array.offset, array.dtype) for side, array in zip(SIDES, arrays[1:], strict=True)}
     return info
 
 
-def _checked(dataset: Any, path: Path) -> NDArray[Any]:
-    array: NDArray[Any] = dataset[()]
-    if np.bytes_(hash_arrays(array)) != dataset.attrs["sha256"]:
-        raise StoreDamaged(f"{path}: {dataset.name[1:]} is not what was written")
+def _checked(file: Any, name: str, path: Path) -> NDArray[Any]:
+    found = find_array(file, name)
+    array = read_array(file.id.get_vfd_handle(), found.offset, (found.size,), found.dtype)
+    if hash_arrays(array).encode() != found.digest:
+        raise StoreDamaged(f"{path}: {name} is not what was written")
     return array
 
 
