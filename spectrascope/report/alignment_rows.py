@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -175,24 +176,30 @@ class _Compared:
         heads = pair.heads or 1
         self._blocks = one.blocks_for(heads), other.blocks_for(heads)
         self._u, self._v = one.vectors(read, self._blocks[0]), other.vectors(read, self._blocks[1])
-        self._ranks = one.directions.ranks[self._blocks[0]], other.directions.ranks[self._blocks[1]]
-        self._there = np.minimum(*self._ranks)
         self.diagonals = diagonal(self._u, self._v)
         kept = self.diagonals.shape[-1]
-        if self._there.min() < kept:
-            self.diagonals[np.arange(kept) >= self._there[:, None]] = np.nan
+        if min(one.directions.least, other.directions.least) < kept:
+            self.diagonals[np.arange(kept) >= np.minimum(*self._ranks)[:, None]] = np.nan
+
+    @property
+    def _ranks(self) -> tuple[Array, Array]:
+        """The numerical ranks of either side, by head."""
+        return self._one.directions.ranks[self._blocks[0]], self._other.directions.ranks[self._blocks[1]]
 
     def row(self, numbers: Row, whole: bool) -> Row:
         """The columns of its row; `numbers` are its score, diagonal and per_head."""
         pair, one, other = self._pair, self._one, self._other
         if numbers["score"] is None:
             return {"reason": f"each head is a {ZERO_MATRIX}"}
-        share = one.side.share(one.whole) * other.side.share(other.whole)
-        row = numbers | {"baseline": random_baseline(self._u.shape[-2], share)}
+        row = numbers | {"baseline": _baseline(one.side, one.whole, other.side, other.whole)}
         row["per_head"] = None if pair.heads is None else row["per_head"]
         if whole:
             row["matrix"] = [plain_list(line) for line in self._matrix()]
-        return row | {"reason": _remark(pair, one, other, self._blocks, self._there, self.diagonals.shape[-1])}
+        kept, needed = self.diagonals.shape[-1], min(LEADING, one.record.rank, other.record.rank)
+        if one.directions.is_simple and other.directions.is_simple and kept >= needed:
+            return row | {"reason": None}
+        there = np.minimum(*self._ranks)
+        return row | {"reason": _remark(pair, one, other, self._blocks, there, kept)}
 
     def _matrix(self) -> Array:
         """A, the mean over heads, with the directions that are noise as NaN."""
@@ -200,6 +207,12 @@ class _Compared:
         for products, rows, columns in zip(found, *self._ranks, strict=True):
             products[rows:], products[:, columns:] = np.nan, np.nan
         return _mean(np.stack(found), axis=0)
+
+
+@lru_cache(maxsize=4096)
+def _baseline(one: Side, first: tuple[int, int], other: Side, second: tuple[int, int]) -> float:
+    """What random directions give, for sides of matrices of these shapes."""
+    return random_baseline(one.dimension(first), one.share(first) * other.share(second))
 
 
 def _numbers(diagonals: dict[str, Array]) -> dict[str, Row]:

@@ -21,11 +21,14 @@ class Directions:
     """Of one matrix, or of each of its blocks, (blocks,).
 
     `ranks`: its numerical rank, 0 for a zero matrix; `close`: the first place (from 0) among the leading ten whose
-    singular value is that of the next, a larger number where there is none.
+    singular value is that of the next, a larger number where there is none; `least` is the smallest of the ranks, and
+    `is_simple` says that the leading ten of every block are more than noise and apart.
     """
 
     ranks: Integers
     close: Integers
+    least: int
+    is_simple: bool
 
     def close_among(self, count: int, block: int = 0) -> tuple[int, int] | None:
         """The first two places that are equal, the first of them among the leading `count`; neither of them noise."""
@@ -52,9 +55,13 @@ def directions_of(
         with np.errstate(invalid="ignore"):
             ranks = np.nan_to_num(rank.numerical_rank(spectra, shape, dtype)).astype(np.int64)
         close = agreement.first_close(spectra[:, : LEADING + 1])
+        is_simple = (ranks >= min(LEADING, *shape)) & (close >= min(LEADING, *shape))
         start = 0
         for step, record in members:
             end = start + max(record.block_count, 1)
-            found[step, record.name] = Directions(ranks[start:end], close[start:end])
+            mine = ranks[start:end]
+            found[step, record.name] = Directions(
+                mine, close[start:end], int(mine.min()), bool(is_simple[start:end].all())
+            )
             start = end
     return found
