@@ -207,11 +207,20 @@ def check(name: str, changes: list[Change], memory_at_start: int) -> int:
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             (source / path).write_bytes(content)
         before = sorted(source.rglob("*"))
-        for command in (["show", source], ["analyze", source, "-o", Path(folder, "x.spectra"), "-f", "json"]):
+        store = Path(folder, "x.spectra")
+        for command in (
+            ["show", source],
+            ["show", source, "--pairs", "--heads", "2"],
+            ["analyze", source, "-o", store, "-f", "json"],
+            ["align", store, "-f", "json"],
+        ):
+            if command[0] == "align" and not store.exists():
+                continue
             start = time.monotonic()
-            code, err = spectrascope(*command)
+            returned, err = spectrascope(*command)
+            code = returned if command[0] == "analyze" else code
             took = time.monotonic() - start
-            assert code in CODES, f"exit code {code}: {err}"
+            assert returned in CODES, f"exit code {returned}: {err}"
             assert "Traceback" not in err, err
             assert "fault of spectrascope" not in err, err
             assert took < SECONDS, f"{command[0]} took {took:.1f} s: {err}"
