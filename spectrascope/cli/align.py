@@ -70,7 +70,7 @@ def align(
     lstm_gate: Annotated[
         str | None,
         typer.Option(
-            "--lstm-gate", metavar="GATE", help="i, f, g or o of an LSTM; r, z or n of a GRU.  [default: g, n]"
+            "--lstm-gate", metavar="GATE", help="i, f, g or o of an LSTM; r, z or n of a GRU (g and n by default)."
         ),
     ] = None,
     aggregate: AggregateOption = False,

@@ -35,7 +35,7 @@ def analyze(
     sources: SourcesArgument,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="STORE", help="The store's directory.  [default: ./NAME.spectra]"),
+        typer.Option("--out", "-o", metavar="STORE", help="The store's directory; ./NAME.spectra by default."),
     ] = None,
     steps: StepsOption = "all",
     step_regex: StepRegexOption = None,
@@ -45,7 +45,7 @@ def analyze(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:i.")] = "auto",
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Matrices at a time.  [default: one per core]"),
+        typer.Option(min=1, help="Matrices at a time; one per core by default."),
     ] = None,
     trust_mtime: Annotated[
         bool,

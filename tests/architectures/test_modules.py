@@ -238,7 +238,7 @@ def test_what_no_family_knows_is_a_guess(cli: Any, tmp_path: Path) -> None:
 def test_an_encoder_and_a_decoder_of_torch(cli: Any, tmp_path: Path) -> None:
     """Queries of the second attention read the decoder; its keys and values read the last block of the encoder."""
     torch.manual_seed(0)
-    model = nn.Transformer(d_model=8, nhead=2, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=12)
+    model = nn.Transformer(8, 2, 2, 2, 12, batch_first=True)
     torch.save(model.state_dict(), tmp_path / "model.pt")
     rows = cli("show", tmp_path / "model.pt", "--pairs", "--heads", "2", "--format", "json").json["rows"]
     found = {row["pair"].replace(".weight", "") for row in rows}
