@@ -13,6 +13,12 @@ LAST = re.compile(
     r"(?:.*\.)?(?:out|output|head|fc|classifier|linear|last|final|fc_out|out_proj|logits|output_layer|unembed|lm_head)$",
     re.IGNORECASE,
 )
+MEMBER = re.compile(r"(?:.*\.)?[a-z_]*\d+(?:\.(?:linear|lin|fc|dense|layer|conv|0))?$", re.IGNORECASE)
+
+
+def is_member(name: str) -> bool:
+    """Whether a name is that of a layer of a line itself, and not of one among others in a numbered block."""
+    return any(pattern.match(name) for pattern in (MEMBER, FIRST, LAST))
 
 
 def in_one_line(names: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ from .convolutions import chain
 from .facts import Facts
 from .family import StoredPlainly
 from .layers import Layers, stem
-from .lines import NUMBER, in_one_line
+from .lines import NUMBER, in_one_line, is_member
 from .pairs import Pair
 
 
@@ -28,8 +28,9 @@ class MLP(StoredPlainly):
         return in_line and in_one_line(names)
 
     def pairs(self, layers: Layers, facts: Facts, gate: str | None = None) -> list[Pair]:
-        """Each to the next."""
-        return [chain("linear", one, other) for one, other in pairwise(layers)]
+        """Each to the next; a guess where each is a member of something that is numbered, such as `layers.0.q_proj`."""
+        guessed = not all(is_member(stem(layer.name)) for layer in layers)
+        return [chain("linear", one, other, guessed) for one, other in pairwise(layers)]
 
 
 _ROLES = ("linear", "head", "unembedding")

@@ -61,6 +61,7 @@ class ResidualStream:
         self._blocks: dict[str, list[_Stage]] = {}
 
     def pairs(self) -> list[Pair]:
+        """In the order of the blocks; those of towers beside the text last."""
         stacks = self._stacks()
         of_text = {key: heads for key, heads in stacks.items() if not BESIDE_TEXT.search(key)}
         if of_text and len(of_text) < len(stacks):

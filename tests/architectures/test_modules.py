@@ -342,6 +342,14 @@ def test_branches_are_no_line(name: str, cli: Any, tmp_path: Path) -> None:
     assert all(row["guessed"] for row in rows.values())
 
 
+def test_one_matrix_of_every_block_is_no_line(cli: Any, tmp_path: Path) -> None:
+    """As an adapter has them: they follow each other in the model with others between."""
+    torch.save({f"layers.{i}.self_attn.q_proj.weight": torch.randn(8, 8) for i in range(3)}, tmp_path / "model.pt")
+    rows = shown(cli, tmp_path / "model.pt")
+    assert set(rows) == chain(*(f"layers.{i}.self_attn.q_proj" for i in range(3)))
+    assert all(row["guessed"] for row in rows.values())
+
+
 def test_two_networks_in_one_file(cli: Any, tmp_path: Path) -> None:
     model = nn.ModuleDict({"student": ResNet(False), "teacher": ResNet(False)})
     torch.save(model.state_dict(), tmp_path / "model.pt")
