@@ -2,8 +2,9 @@
 
     python benchmarks/reports.py [--rounds 5] [--width 256]
 
-The other program imports numpy and h5py and reads, of every step's file, the catalogue, the singular values, and of the
-sides of the matrices that the report compares the leading vectors: ten, or all 100 for JSON. It computes nothing.
+Two other programs compute nothing. *Plain* imports numpy and h5py and reads, of every step's file, the catalogue, the
+singular values, and of the sides that the report compares the leading vectors: ten, or all 100 for JSON. *Store* reads
+the same through the store, as a report has to: with checksums, as records.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.h5")):
             data = file[side]
             for start in range(0, data.size, 100 * width):
                 data[start : start + count * width]
+"""
+
+STORE = """
+import sys
+import numpy, h5py
+from spectrascope.store import open
+count, sides = int(sys.argv[2]), [side for side in sys.argv[3].split(",") if side]
+store = open(sys.argv[1])
+for step in store.steps:
+    store.sides(step, [(name, side) for name in store.matrices for side in sides], count)
 """
 
 
@@ -78,12 +89,16 @@ def main() -> None:
             ("sva --format json", ["sva", "--format", "json"], TOP_K, "left,right"),
         ]
         for name, command, count, sides in reports:
-            ours, plain = [], []
+            times: dict[str, list[float]] = {"ours": [], "plain": [], "store": []}
             for _ in range(options.rounds):
-                ours.append(seconds(["-m", "spectrascope", *command, str(store), "--quiet"]))
-                plain.append(seconds(["-c", READ, str(store), str(count), sides, str(options.width)]))
-            ratio = min(ours) / min(plain)
-            print(f"{name:20}  ours {min(ours):.2f} s, reading {min(plain):.2f} s: {ratio:.2f} times (best of each)")
+                times["ours"].append(seconds(["-m", "spectrascope", *command, str(store), "--quiet"]))
+                times["plain"].append(seconds(["-c", READ, str(store), str(count), sides, str(options.width)]))
+                times["store"].append(seconds(["-c", STORE, str(store), str(count), sides]))
+            ours, plain, through = (min(times[name]) for name in ("ours", "plain", "store"))
+            print(
+                f"{name:20}  ours {ours:.2f} s; plain {plain:.2f} s, {ours / plain:.2f} times; "
+                f"store {through:.2f} s, {ours / through:.2f} times (best of each)"
+            )
 
 
 if __name__ == "__main__":

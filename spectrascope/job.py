@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .architectures import Facts
-from .architectures.facts import from_plain, read_facts
+from .architectures.facts import Facts, from_plain, read_facts
 from .checkpoints import Checkpoint, Reference
 from .checkpoints.checkpoint import hash_tensor
 from .decompose import Decomposition, decompose, decompose_blocks, norms_of_rows, share_of_zeros

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from .architectures import Facts, Family, Layer, Layers, recognise
+from .architectures.facts import Facts
+from .architectures.family import Family
+from .architectures.layers import Layer, Layers
 from .architectures.layouts import Parts, Rows
 from .architectures.pairs import Blocks, Pair, Vectors, with_part
+from .architectures.registry import recognise
 from .roles import EMBEDDINGS, HEADS, Order, fused_halves, role_of
 from .skipping import reason_to_skip
 from .tensors import TensorInfo, natural_key

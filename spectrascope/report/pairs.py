@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..architectures import Layer, Layers, by_name
 from ..architectures.facts import from_plain
-from ..architectures.layers import stem
+from ..architectures.layers import Layer, Layers, stem
 from ..architectures.pairs import Pair
+from ..architectures.registry import by_name
 from ..architectures.user_pairs import Entry
 from ..errors import RequestError
 from ..selection import fits_glob
