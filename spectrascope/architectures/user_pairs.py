@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,8 +49,7 @@ class Entry:
             match = pattern.fullmatch(name) or pattern.fullmatch(f"{name}.weight")
             layer = layers.get(name) if match else None
             if match and layer:
-                parts = iter(match.groups())
-                reader = re.sub(r"\*", lambda _: next(parts), self.other)  # noqa: B023, used at once
+                reader = _filled(self.other, match.groups())
                 pair = self._pair(layer, layers.get(reader), reader)
                 found.setdefault(pair.name, pair)
         return list(found.values())
@@ -61,6 +61,13 @@ class Entry:
         if reader is None:
             return Pair(self.kind, one, other, reason=f"there is no matrix {name}")
         return make_pair(self.kind, (one, writer), (other, reader))
+
+
+def _filled(glob: str, parts: tuple[str, ...]) -> str:
+    """A glob with its stars replaced one by one."""
+    if "*" not in glob:
+        return glob
+    return "".join(chain.from_iterable(zip_longest(glob.split("*"), parts, fillvalue="")))
 
 
 def read_entries(path: Path) -> list[Entry]:

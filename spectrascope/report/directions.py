@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 
 from ..metrics import agreement, rank
 from ..metrics.alignment import LEADING
-from ..store import Record, Trajectory
+from ..store import Trajectory
+from .rows import by_shape
 
 Integers = NDArray[np.int64]
 
@@ -41,16 +41,8 @@ def directions_of(
     trajectory: Trajectory, steps: Sequence[int], names: Iterable[str]
 ) -> dict[tuple[int, str], Directions]:
     """Those of everything that these steps have under these names, {(step, name): ...}, a shape at a time."""
-    names = list(names)
-    groups: defaultdict[tuple[tuple[int, int], str], list[tuple[int, Record]]] = defaultdict(list)
-    for step in steps:
-        info = trajectory.info(step)
-        for name in names:
-            record = info.record(name)
-            if record is not None:
-                groups[record.shape, record.dtype].append((step, record))
     found: dict[tuple[int, str], Directions] = {}
-    for (shape, dtype), members in groups.items():
+    for (shape, dtype), members in by_shape(trajectory, steps, list(names)).items():
         spectra = np.concatenate([trajectory.block_values(record.name, step) for step, record in members])
         with np.errstate(invalid="ignore"):
             ranks = np.nan_to_num(rank.numerical_rank(spectra, shape, dtype)).astype(np.int64)

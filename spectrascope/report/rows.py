@@ -37,7 +37,7 @@ ZERO_MATRIX = "zero matrix: it has no effective rank"
 def rank_rows(trajectory: Trajectory, steps: list[int], matrices: list[str]) -> list[Row]:
     """One row per step and matrix, by step and then in the model's order, with every column of SPEC section 2."""
     rows: dict[tuple[int, str], Row] = {}
-    for (shape, dtype), group in _by_shape(trajectory, steps, matrices).items():
+    for (shape, dtype), group in by_shape(trajectory, steps, matrices).items():
         spectra = np.concatenate([trajectory.block_values(record.name, step) for step, record in group])
         for (step, record), columns in zip(group, _rank_values(spectra, shape, dtype), strict=True):
             rows[step, record.name] = _rank_row(step, record.name, record, columns, record.reason)
@@ -49,7 +49,7 @@ def head_rows(trajectory: Trajectory, steps: list[int]) -> list[Row]:
     rows = []
     blocks = [record.name for step in steps for record in trajectory.info(step).records if record.word == "head"]
     found: dict[tuple[int, str], list[Row]] = {}
-    for (shape, dtype), group in _by_shape(trajectory, steps, list(dict.fromkeys(blocks))).items():
+    for (shape, dtype), group in by_shape(trajectory, steps, list(dict.fromkeys(blocks))).items():
         values = iter(
             _rank_values(np.concatenate([trajectory.block_values(r.name, s) for s, r in group]), shape, dtype)
         )
@@ -136,9 +136,10 @@ def failures_among(trajectory: Trajectory, steps: list[int], matrices: list[str]
     ]
 
 
-def _by_shape(
-    trajectory: Trajectory, steps: list[int], matrices: list[str]
+def by_shape(
+    trajectory: Trajectory, steps: Sequence[int], matrices: Sequence[str]
 ) -> dict[tuple[tuple[int, int], str], list[tuple[int, Record]]]:
+    """What these steps have under these names, by shape and dtype: their spectra are of one length."""
     groups: defaultdict[tuple[tuple[int, int], str], list[tuple[int, Record]]] = defaultdict(list)
     for step in steps:
         info = trajectory.info(step)
