@@ -173,9 +173,8 @@ def plan(
             continue
         reason, is_buffer = model.skipped[name]
         parameters += info.size * info.packed if info.holds_weights and not is_buffer else 0
-        aliases = tuple(alias for alias, target in tied.items() if target == name)
-        found = [] if reason else [replace(matrix, tied=aliases) for matrix in model.matrices(info)]
-        wanted = [matrix for matrix in found if any(map(wants, (matrix.name, *aliases)))]
+        found = [] if reason else model.matrices(info)
+        wanted = [matrix for matrix in found if any(map(wants, (matrix.name, *matrix.tied)))]
         matrices += wanted
         every += found
         analysed += min(info.size, sum(matrix.size for matrix in wanted))  # a part and its whole share their numbers
@@ -228,15 +227,17 @@ class _Model:
         tensors = order.tensors
         self._order = order
         self.skipped = {name: reason_to_skip(info, load) for name, info in tensors.items() if name not in tied}
-        aliases: dict[str, tuple[str, ...]] = {}
+        self._aliases: dict[str, tuple[str, ...]] = {}
         for alias, target in tied.items():
-            aliases[target] = (*aliases.get(target, ()), alias)
-        used = [tensors[name] for name, (reason, _) in self.skipped.items() if reason is None]
-        as_stored = [replace(m, tied=aliases.get(info.name, ())) for info in used for m in self._whole(info, False)]
-        self.family: Family = recognise(as_layers(as_stored), facts)
-        self._input_first = self.family.input_first({info.name: info for info in used}, facts)
-        whole = [replace(m, tied=aliases.get(info.name, ())) for info in used for m in self._whole(info)]
-        self._parts = self.family.parts(as_layers(whole), facts)
+            self._aliases[target] = (*self._aliases.get(target, ()), alias)
+        used = {name: tensors[name] for name, (reason, _) in self.skipped.items() if reason is None}
+        self._input_first: frozenset[str] = frozenset()  # not known before the family is
+        self.family: Family = recognise(self._whole_layers(used), facts)
+        self._input_first = self.family.input_first(used, facts)
+        self._parts = self.family.parts(self._whole_layers(used), facts)
+
+    def _whole_layers(self, used: Mapping[str, TensorInfo]) -> Layers:
+        return as_layers([matrix for info in used.values() for matrix in self._whole(info)])
 
     def matrices(self, info: TensorInfo) -> list[Matrix]:
         """The matrices that a tensor holds: itself or the experts of a stack, and the parts of fused ones."""
@@ -253,11 +254,11 @@ class _Model:
                 ]
         return found
 
-    def _whole(self, info: TensorInfo, oriented: bool = True) -> list[Matrix]:
-        """A tensor as a matrix, a stack as the matrices of its experts; (out, in) unless that is not known yet."""
+    def _whole(self, info: TensorInfo) -> list[Matrix]:
+        """A tensor as a matrix, a stack as the matrices of its experts; (out, in) as far as that is known."""
         role = role_of(info, self._order)
         shape = _shape(info, role.name)
-        is_transposed = oriented and info.name in self._input_first
+        is_transposed = info.name in self._input_first
         whole = Matrix(
             name=info.name,
             tensor=info.name,
@@ -265,6 +266,7 @@ class _Model:
             dtype=info.dtype,
             role=role.name,
             guessed=role.guessed,
+            tied=self._aliases.get(info.name, ()),
             made_of=info.made_of,
             transposed=is_transposed,
             kernel=() if role.name == "expert" else tuple(info.shape[2:]),
