@@ -78,7 +78,7 @@ def attribute(place: Any, name: str) -> Any:
     return value[()]
 
 
-def read_array(descriptor: int, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def read_array(path: Path, descriptor: int, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array that lies in one piece at this place of an open file. Raises StoreDamaged where the file ends before."""
     array = np.empty(shape, dtype)
     view = array.reshape(-1).view(np.uint8).data
@@ -86,7 +86,7 @@ def read_array(descriptor: int, offset: int, shape: tuple[int, ...], dtype: np.d
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)
         if not count:
-            raise StoreDamaged("the file is truncated")
+            raise StoreDamaged(f"{path}: is truncated")
         done += count
     return array
 

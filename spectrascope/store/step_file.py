@@ -175,14 +175,14 @@ def read_sides(info: StepInfo, wanted: Iterable[Side], count: int | None = None)
     found: dict[Side, NDArray[np.float32]] = {}
     with reading_bytes(info.path) as file:
         if info.identity != identity(file.fileno()):
-            raise StoreDamaged(f"{info.path}: was written anew while it was read; run the command again")
+            raise StoreDamaged(f"{info.path}: changed while it was read; run the command again")
         for name, side in wanted:
             record = info.record(name)
             if record is not None:
                 shape = record.vectors_shape(side, count)
                 start, dtype = info.places[side]
                 offset = start + info.offsets[name][1 if side == "left" else 2] * dtype.itemsize
-                found[name, side] = read_array(file.fileno(), offset, shape, dtype)
+                found[name, side] = read_array(info.path, file.fileno(), offset, shape, dtype)
                 _require_intact(found[name, side], record, side, info.path)
     return found
 
@@ -351,7 +351,7 @@ def _info(file: Any, path: Path) -> StepInfo:
 
 def _checked(file: Any, name: str, path: Path) -> NDArray[Any]:
     found = find_array(file, name)
-    array = read_array(file.id.get_vfd_handle(), found.offset, (found.size,), found.dtype)
+    array = read_array(path, file.id.get_vfd_handle(), found.offset, (found.size,), found.dtype)
     if hash_arrays(array).encode() != found.digest:
         raise StoreDamaged(f"{path}: {name} is not what was written")
     return array
