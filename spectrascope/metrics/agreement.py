@@ -26,7 +26,10 @@ def agreement(u: ArrayLike, v: ArrayLike, other_u: ArrayLike, other_v: ArrayLike
 
 
 def agreement_diagonal(u: ArrayLike, v: ArrayLike, other_u: ArrayLike, other_v: ArrayLike) -> Array:
-    """S_ii for as many i as both have, shape (k,), in [0, 1]. Raises ValueError as `agreement`."""
+    """S_ii for as many i as both have, shape (k,), in [0, 1]. Raises ValueError as `agreement`.
+
+    Axes before the last two are matrices, each compared with its own: (count, m, k), ... give (count, k).
+    """
     return diagonal(u, other_u) * diagonal(v, other_v)
 
 

@@ -12,7 +12,7 @@ from ..metrics import agreement
 from ..metrics.alignment import LEADING, score
 from ..store import Record, Trajectory
 from .directions import Directions, directions_of
-from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain, plain_list
+from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain, plain_list, plain_lists
 
 Sides = dict[tuple[str, str], NDArray[np.float32]]
 NO_VECTORS = "no singular vectors are kept: analyse with a --top-k above 0"
@@ -64,6 +64,7 @@ def sva_rows(
     mine = directions_of(trajectory, steps, matrices)
     reference_steps = list(dict.fromkeys(step for one in steps if (step := reference.step_for(one)) is not None))
     theirs = directions_of(reference.trajectory, reference_steps, matrices)
+    there = set(trajectory.matrices)
     rows: dict[tuple[int, str], Row] = {}
     for names in in_runs({name: _bytes(trajectory, steps, name, wanted) for name in matrices}):
         sides = [(name, side) for name in names for side in ("left", "right")]
@@ -73,16 +74,18 @@ def sva_rows(
             here = trajectory.sides(step, sides, wanted)
             if other_step is not None and read[0] != other_step:
                 read = (other_step, reference.trajectory.sides(other_step, sides, wanted))
+            is_itself = reference.trajectory is trajectory and other_step == step
+            compared: dict[str, tuple[_Side, _Side | None]] = {}
             for name in names:
                 record = trajectory.info(step).record(name)
-                row: Row = {"step": step, "reference": other_step, "matrix": name}
                 if record is not None:
                     one = _Side(record, mine[step, name], here)
-                    other = _other_side(reference.trajectory, other_step, name, read[1], theirs)
-                    is_itself = reference.trajectory is trajectory and other_step == step
-                    rows[step, name] = row | _compared(one, other, is_itself, count, subspace)
-                elif name in trajectory.matrices:
-                    rows[step, name] = row | _no_numbers(subspace) | {"reason": ABSENT}
+                    compared[name] = one, _other_side(reference.trajectory, other_step, name, read[1], theirs)
+                if record is not None or name in there:
+                    row = {"step": step, "reference": other_step, "matrix": name} | _no_numbers(subspace)
+                    rows[step, name] = row | {"reason": ABSENT}
+            for name, columns in _compared(compared, is_itself, count, subspace).items():
+                rows[step, name] |= columns
     return [rows[step, name] for step in steps for name in matrices if (step, name) in rows]
 
 
@@ -131,21 +134,37 @@ def _other_side(
     return None if record is None or step is None else _Side(record, directions[step, matrix], read)
 
 
-def _compared(one: _Side, other: _Side | None, is_itself: bool, count: int | None, subspace: int | None) -> Row:
-    row = _no_numbers(subspace)
-    reason = _reason_for_no_number(one, other)
-    if reason is not None or other is None:
-        return row | {"reason": reason}
-    (u, v), (other_u, other_v) = one.vectors, other.vectors
-    values = agreement.agreement_diagonal(u, v, other_u, other_v)
-    values[min(one.numerical_rank, other.numerical_rank) :] = np.nan
-    row["score"] = plain(score(values))
-    row["baseline"] = agreement.agreement_baseline(one.record.shape)
-    row["diagonal"] = plain_list(values[:count])
-    if subspace is not None:
-        row["left_overlap"] = plain(agreement.subspace_overlap(u, other_u, subspace))
-        row["right_overlap"] = plain(agreement.subspace_overlap(v, other_v, subspace))
-    return row | {"reason": _remark(one, other, is_itself, len(values))}
+def _compared(
+    sides: dict[str, tuple[_Side, _Side | None]], is_itself: bool, count: int | None, subspace: int | None
+) -> dict[str, Row]:
+    """The columns of each matrix of a step: its numbers, or why there are none; matrices of one shape at once."""
+    columns: dict[str, Row] = {}
+    shapes: dict[tuple[tuple[int, ...], ...], list[tuple[str, _Side, _Side]]] = {}
+    for name, (one, other) in sides.items():
+        reason = _reason_for_no_number(one, other)
+        if reason is not None or other is None:
+            columns[name] = {"reason": reason}
+        else:
+            key = tuple(vectors.shape for vectors in (*one.vectors, *other.vectors))
+            shapes.setdefault(key, []).append((name, one, other))
+    for members in shapes.values():
+        vectors = zip(*((*one.vectors, *other.vectors) for _, one, other in members), strict=True)
+        values = agreement.agreement_diagonal(*map(np.stack, vectors))
+        for line, (_, one, other) in zip(values, members, strict=True):
+            line[min(one.numerical_rank, other.numerical_rank) :] = np.nan
+        baseline = agreement.agreement_baseline(members[0][1].record.shape)
+        numbers = plain_list(score(values)), plain_lists(values[:, :count])
+        for (name, one, other), mean, diagonal in zip(members, *numbers, strict=True):
+            reason = _remark(one, other, is_itself, values.shape[1])
+            columns[name] = {"score": mean, "baseline": baseline, "diagonal": diagonal, "reason": reason}
+            if subspace is not None:
+                columns[name] |= _overlaps(one, other, subspace)
+    return columns
+
+
+def _overlaps(one: _Side, other: _Side, subspace: int) -> Row:
+    both = zip(("left_overlap", "right_overlap"), one.vectors, other.vectors, strict=True)
+    return {name: plain(agreement.subspace_overlap(mine, theirs, subspace)) for name, mine, theirs in both}
 
 
 def _reason_for_no_number(one: _Side, other: _Side | None) -> str | None:

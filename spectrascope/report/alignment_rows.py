@@ -17,7 +17,7 @@ from ..store import Record, Trajectory
 from .agreement_rows import NO_VECTORS, few_directions
 from .directions import Directions, directions_of
 from .pairs import of_architecture, pairs_over, select_pairs
-from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain_list
+from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain_list, plain_lists
 
 Array = NDArray[Any]
 Read = dict[tuple[str, str], NDArray[np.float32]]
@@ -91,8 +91,7 @@ def _values(
     for names in in_runs({name: sum(side.bytes(count) for side in sides) for name, sides in found.items()}):
         read = trajectory.sides(step, dict.fromkeys(side.key for name in names for side in found[name]), count)
         compared = {name: _Compared(pairs[name], *found[name], read) for name in names}
-        numbers = _numbers({name: one.diagonals for name, one in compared.items()})
-        values |= {name: one.row(numbers[name], whole) for name, one in compared.items()}
+        values |= {name: compared[name].row(row, whole) for name, row in _numbers(compared).items()}
     return values
 
 
@@ -169,17 +168,19 @@ def _sides(
 
 
 class _Compared:
-    """A pair at a step. `diagonals` are those of its heads, (heads, k), with the directions that are noise as NaN."""
+    """A pair at a step: `u` (heads, d, j) and `v` (heads, d, k) are the vectors that are compared."""
 
     def __init__(self, pair: Pair, one: _Side, other: _Side, read: Read) -> None:
         self._pair, self._one, self._other = pair, one, other
         heads = pair.heads or 1
         self._blocks = one.blocks_for(heads), other.blocks_for(heads)
-        self._u, self._v = one.vectors(read, self._blocks[0]), other.vectors(read, self._blocks[1])
-        self.diagonals = diagonal(self._u, self._v)
-        kept = self.diagonals.shape[-1]
-        if min(one.directions.least, other.directions.least) < kept:
-            self.diagonals[np.arange(kept) >= np.minimum(*self._ranks)[:, None]] = np.nan
+        self.u, self.v = one.vectors(read, self._blocks[0]), other.vectors(read, self._blocks[1])
+        self.kept = min(self.u.shape[-1], self.v.shape[-1])
+
+    def leave_out_noise(self, diagonals: Array) -> None:
+        """Directions that are noise become NaN in the diagonals of its heads, (heads, k)."""
+        if min(self._one.directions.least, self._other.directions.least) < self.kept:
+            diagonals[np.arange(self.kept) >= np.minimum(*self._ranks)[:, None]] = np.nan
 
     @property
     def _ranks(self) -> tuple[Array, Array]:
@@ -195,15 +196,15 @@ class _Compared:
         row["per_head"] = None if pair.heads is None else row["per_head"]
         if whole:
             row["matrix"] = [plain_list(line) for line in self._matrix()]
-        kept, needed = self.diagonals.shape[-1], min(LEADING, one.record.rank, other.record.rank)
-        if one.directions.is_simple and other.directions.is_simple and kept >= needed:
+        needed = min(LEADING, one.record.rank, other.record.rank)
+        if one.directions.is_simple and other.directions.is_simple and self.kept >= needed:
             return row | {"reason": None}
         there = np.minimum(*self._ranks)
-        return row | {"reason": _remark(pair, one, other, self._blocks, there, kept)}
+        return row | {"reason": _remark(pair, one, other, self._blocks, there, self.kept)}
 
     def _matrix(self) -> Array:
         """A, the mean over heads, with the directions that are noise as NaN."""
-        found = [alignment(left, right) for left, right in zip(self._u, self._v, strict=True)]
+        found = [alignment(left, right) for left, right in zip(self.u, self.v, strict=True)]
         for products, rows, columns in zip(found, *self._ranks, strict=True):
             products[rows:], products[:, columns:] = np.nan, np.nan
         return _mean(np.stack(found), axis=0)
@@ -215,18 +216,21 @@ def _baseline(one: Side, first: tuple[int, int], other: Side, second: tuple[int,
     return random_baseline(one.dimension(first), one.share(first) * other.share(second))
 
 
-def _numbers(diagonals: dict[str, Array]) -> dict[str, Row]:
+def _numbers(compared: dict[str, _Compared]) -> dict[str, Row]:
     """The score, the mean diagonal and the scores of the heads of each pair; those of one shape at once."""
-    shapes: dict[tuple[int, ...], list[str]] = {}
-    for name, values in diagonals.items():
-        shapes.setdefault(values.shape, []).append(name)
+    shapes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    for name, one in compared.items():
+        shapes.setdefault((one.u.shape, one.v.shape), []).append(name)
     found: dict[str, Row] = {}
     for names in shapes.values():
-        values = np.stack([diagonals[name] for name in names])
+        members = [compared[name] for name in names]
+        values = diagonal(np.stack([one.u for one in members]), np.stack([one.v for one in members]))
+        for one, diagonals in zip(members, values, strict=True):
+            one.leave_out_noise(diagonals)
         scores = score(values)
-        means, mean_diagonals = plain_list(_mean(scores, axis=1)), _mean(values, axis=1)
-        for name, mean, line, of_heads in zip(names, means, mean_diagonals, scores, strict=True):
-            found[name] = {"score": mean, "diagonal": plain_list(line), "per_head": plain_list(of_heads)}
+        columns = [plain_lists(array) for array in (_mean(scores, axis=1), _mean(values, axis=1), scores)]
+        for name, mean, line, of_heads in zip(names, *columns, strict=True):
+            found[name] = {"score": mean, "diagonal": line, "per_head": of_heads}
     return found
 
 

@@ -174,3 +174,11 @@ def plain_list(values: NDArray[np.float64]) -> list[float | None]:
     """Numbers for JSON, with None for those that do not exist."""
     numbers = values.tolist()
     return numbers if np.isfinite(values).all() else [plain(value) for value in numbers]
+
+
+def plain_lists(values: NDArray[np.float64]) -> list[Any]:
+    """As `plain_list`, of an array of any number of dimensions, as nested lists."""
+    if values.ndim == 1:
+        return plain_list(values)
+    numbers: list[Any] = values.tolist()
+    return numbers if np.isfinite(values).all() else [plain_lists(line) for line in values]
