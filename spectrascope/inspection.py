@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .architectures.facts import read_facts
 from .architectures.pairs import Pair
-from .checkpoints import Checkpoint, find_checkpoints, require_weights
+from .checkpoints import Checkpoint, HubRequest, Origin, find_checkpoints, require_weights
 from .errors import CheckpointError, NothingAnalysed, RequestError, unreadable
 from .matrices import plan
 from .remarks import AVERAGED, describe_refused
@@ -32,7 +33,7 @@ class Inspection:
 
 
 def inspect(
-    sources: Sequence[Path],
+    sources: Sequence[str | os.PathLike[str]],
     steps: str = "all",
     step_regex: str | None = None,
     match: Sequence[str] = (),
@@ -41,6 +42,7 @@ def inspect(
     weights: str = "auto",
     heads: int | None = None,
     kv_heads: int | None = None,
+    revisions: Sequence[str] = (),
 ) -> Inspection:
     """List what `analyze` would do with these sources; arguments as there.
 
@@ -50,7 +52,8 @@ def inspect(
     config.json contradicts; NothingAnalysed where no checkpoint can be read.
     """
     require_weights(weights)
-    found = find_checkpoints(sources, step_regex, trust_pickle)
+    request = HubRequest(tuple(revisions), in_place=True, user=f"process {os.getpid()}")
+    found = find_checkpoints(sources, step_regex, trust_pickle, request)
     wanted = set(select_steps([reference.step for reference in found.references], steps))
     result = Inspection(warnings=found.warnings)
     matrices: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -65,8 +68,10 @@ def inspect(
         if reference.step not in wanted:
             continue
         try:
+            if reference.origin is not None:
+                reference.origin.require_in_place()
             container, warnings = reference.open()
-            checkpoint = Checkpoint(container, weights)
+            checkpoint = Checkpoint(container, weights, reference.origin)
             weights = checkpoint.weights
             facts = read_facts(checkpoint.config, heads, kv_heads)
             todo = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load, wants, checkpoint.ordered, facts)
@@ -77,6 +82,8 @@ def inspect(
             path = error.path if isinstance(error, CheckpointError) else str(reference.path)
             result.failures.append({"path": path, "step": reference.step, "matrix": None, "reason": reason})
             continue
+        finally:
+            reference.release()
         result.warnings += [warning for warning in warnings if warning not in result.warnings]
         if refused := describe_refused(todo.refused):
             failure = {"path": str(reference.path), "step": reference.step, "matrix": None, "reason": refused}
@@ -111,6 +118,49 @@ def inspect(
     if weights == "averaged":
         result.warnings.append(AVERAGED)
     return result
+
+
+@dataclass
+class Revisions:
+    """Rows of revisions, in step order, as the Hub lists them."""
+
+    steps: list[int] = field(default_factory=list)
+    revisions: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+
+def list_revisions(
+    sources: Sequence[str | os.PathLike[str]],
+    revisions: Sequence[str],
+    steps: str = "all",
+    step_regex: str | None = None,
+) -> Revisions:
+    """What `analyze` would fetch of repositories on the Hub: revisions, steps, bytes. Nothing is fetched.
+
+    Raises RequestError for a source, revision or step that does not exist, HubError where a repository is not listed.
+    """
+    found = find_checkpoints(sources, step_regex, request=HubRequest(tuple(revisions)))
+    wanted = set(select_steps([reference.step for reference in found.references], steps))
+    chosen = [(one, one.origin) for one in found.references if one.step in wanted and one.origin is not None]
+    result = Revisions([reference.step for reference, _ in chosen], warnings=found.warnings)
+    with ThreadPoolExecutor(8) as executor:
+        sizes = list(executor.map(lambda one: _sizes(one[1]), chosen))
+    for (reference, origin), size in zip(chosen, sizes, strict=True):
+        row = {"revision": str(reference.path).partition("@")[2], "step": reference.step, "commit": origin.commit}
+        result.revisions.append(row | size)
+        if size["reason"]:
+            failure = {"path": origin.label, "step": reference.step, "matrix": None, "reason": size["reason"]}
+            result.failures.append(failure)
+    return result
+
+
+def _sizes(origin: Origin) -> dict[str, Any]:
+    try:
+        files, to_fetch = origin.sizes()
+    except CheckpointError as error:
+        return {"bytes": None, "to_fetch": None, "files": [], "reason": error.reason}
+    return {"bytes": sum(files.values()), "to_fetch": to_fetch, "files": list(files), "reason": None}
 
 
 def _pair_row(pair: Pair) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .architectures.facts import Facts, from_plain, read_facts
-from .checkpoints import Checkpoint, Reference
+from .checkpoints import Checkpoint, Reference, Stamp
 from .checkpoints.checkpoint import hash_tensor
 from .decompose import Decomposition, decompose, decompose_blocks, norms_of_rows, share_of_zeros
 from .errors import RequestError
@@ -20,7 +20,6 @@ from .selection import selected
 from .store import FORMAT_VERSION, Record, StepInfo, StepWriter, read_step, read_vectors, step_path
 from .workers import Pool, all_cores, needs_all_cores
 
-Stamp = list[tuple[str, int, int]]
 Found = tuple[str, float, Decomposition]
 Filter = tuple[tuple[str, ...], tuple[str, ...]]
 NO_FILTER: Filter = ((), ())
@@ -215,7 +214,7 @@ class Job:
         return StepInfo(
             path=step_path(store, self.reference.step),
             step=self.reference.step,
-            source={"path": place(self.reference.path, self._stamp), "stamp": self._stamp},
+            source={"path": place(self.reference.path, self._stamp), "stamp": self._stamp} | commit_of(self.reference),
             settings=self._settings.as_plain(),
             records=records,
             skipped=[asdict(one) for one in self.plan.skipped],
@@ -238,11 +237,8 @@ def look_up(
     path = step_path(store, reference.step)
     if not path.exists():
         return LookUp(False, settings)
-    info, _ = read_step(path)
+    info = _sound(path, trust_mtime)
     require_same_weights(info, settings.weights)
-    if not trust_mtime:
-        for record in info.records:
-            read_vectors(info, record)  # raises where they were altered
     same_place = info.source["path"] == place(reference.path, stamp)
     if trust_mtime and stamp and same_place and info.source["stamp"] == [list(entry) for entry in stamp]:
         content = str(info.source["content"])
@@ -259,6 +255,31 @@ def look_up(
     return LookUp(False, settings, content)
 
 
+def has_commit(store: Path, reference: Reference, settings: Settings, trust_mtime: bool) -> bool:
+    """Whether a store holds all that is asked for of a checkpoint elsewhere, by its commit: without fetching it.
+
+    Raises StoreDamaged where the step's file is none.
+    """
+    path = step_path(store, reference.step)
+    if reference.origin is None or not path.exists():
+        return False
+    info = _sound(path, trust_mtime)
+    is_same = info.source["path"] == str(reference.path) and info.source.get("commit") == reference.origin.commit
+    heads = (settings.heads, info.settings.get("heads")), (settings.kv_heads, info.settings.get("kv_heads"))
+    if not is_same or any(asked not in (None, stored) for asked, stored in heads):
+        return False
+    return settings.served_by(info, from_plain(info.architecture.get("facts", {})))
+
+
+def _sound(path: Path, trust_mtime: bool) -> StepInfo:
+    """A step's file, with all its vectors read unless that is to be trusted. Raises StoreDamaged where altered."""
+    info, _ = read_step(path)
+    if not trust_mtime:
+        for record in info.records:
+            read_vectors(info, record)
+    return info
+
+
 def require_same_weights(info: StepInfo, weights: str) -> None:
     """Raises RequestError where a file of the store is of another copy of the model, live or averaged."""
     stored = info.settings.get("weights", "live")
@@ -269,6 +290,11 @@ def require_same_weights(info: StepInfo, weights: str) -> None:
         )
 
 
-def place(path: Path, stamp: Stamp) -> str:
-    """Where a checkpoint is, wherever the command runs; a state dict in memory has a label alone."""
-    return os.path.abspath(path) if stamp else str(path)
+def place(path: Path | str, stamp: Stamp) -> str:
+    """Where a checkpoint is, wherever the command runs; a state dict in memory, or an address, is a label alone."""
+    return os.path.abspath(path) if stamp and isinstance(path, Path) else str(path)
+
+
+def commit_of(reference: Reference) -> dict[str, str]:
+    """What identifies a checkpoint elsewhere for good, for the store."""
+    return {} if reference.origin is None else {"commit": reference.origin.commit}

@@ -17,7 +17,7 @@ from .architectures.layouts import Parts, Rows
 from .architectures.pairs import Blocks, Pair, Vectors, with_part
 from .architectures.registry import recognise
 from .roles import EMBEDDINGS, HEADS, Order, fused_halves, role_of
-from .skipping import reason_to_skip
+from .skipping import Load, reason_to_skip
 from .tensors import TensorInfo, natural_key
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Plan:
 def plan(
     tensors: Mapping[str, TensorInfo],
     tied: Mapping[str, str],
-    load: Callable[[str], torch.Tensor],
+    load: Load,
     wants: Callable[[str], bool] = lambda name: True,
     ordered: bool = True,
     facts: Facts = NO_FACTS,
@@ -157,7 +157,8 @@ def plan(
     ----------
     tensors : name -> TensorInfo, in model order
     tied : name -> the name of the tensor that it shares memory with
-    load : reads a tensor; called only for stored square tables, which may be a causal mask
+    load : reads a tensor, or what is at a place of its first axis; called only for stored square tables that are not
+        called weights, which may be a causal mask
     wants : whether a matrix of this name is asked for
     ordered : whether the order of `tensors` is the model's, rather than that of sorted names
     facts : what is known of the architecture
@@ -221,9 +222,7 @@ class _Model:
     `skipped` is the reason to skip each tensor that is not tied, and whether it is a constant.
     """
 
-    def __init__(
-        self, order: Order, tied: Mapping[str, str], load: Callable[[str], torch.Tensor], facts: Facts
-    ) -> None:
+    def __init__(self, order: Order, tied: Mapping[str, str], load: Load, facts: Facts) -> None:
         tensors = order.tensors
         self._order = order
         self.skipped = {name: reason_to_skip(info, load) for name, info in tensors.items() if name not in tied}

@@ -10,14 +10,23 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from .checkpoints import Checkpoint, Container, Reference, find_checkpoints, from_state_dicts, require_weights
+from .checkpoints import (
+    Checkpoint,
+    Container,
+    HubRequest,
+    Reference,
+    find_checkpoints,
+    from_state_dicts,
+    is_on_the_hub,
+    require_weights,
+)
 from .errors import (
     CheckpointError,
     NothingAnalysed,
@@ -28,7 +37,8 @@ from .errors import (
     StoreUnwritable,
     unreadable,
 )
-from .job import Job, LookUp, Settings, look_up, require_same_weights
+from .fetching import Fetcher, Opened
+from .job import Job, LookUp, Settings, has_commit, look_up, require_same_weights
 from .matrices import LEFT_OUT, Matrix, Plan
 from .progress import Progress, Silent
 from .remarks import describe_refused
@@ -58,14 +68,17 @@ def analyze(
     weights: str = "auto",
     heads: int | None = None,
     kv_heads: int | None = None,
+    revisions: Sequence[str] = (),
+    keep: bool = False,
     progress: Progress | None = None,
 ) -> Trajectory:
     """Decompose every weight matrix of a trajectory of checkpoints into a store, and open it.
 
     Parameters
     ----------
-    source : a directory, a file, several of either, or an iterable of (step, state_dict); each state dict is done with
-        when the next one is asked for, so that a generator may train in place
+    source : a directory, a file, a repository of the Hugging Face Hub ("hf://owner/name[@revision]"), several of these,
+        or an iterable of (step, state_dict); each state dict is done with when the next one is asked for, so that a
+        generator may train in place
     out : the store's directory; `./NAME.spectra` by default for one path, required otherwise
     steps : which of the steps found: all, last, every:N, log:N, or a list of steps and ranges
     step_regex : finds the step in names; its group `step`, else its first group
@@ -79,12 +92,15 @@ def analyze(
         is live where the first checkpoint has live weights. The two are never mixed
     heads, kv_heads : how many heads attention layers have, and their keys and values, where no config.json beside the
         checkpoint says it
+    revisions : of a repository on the Hub, those that fit one of these globs, or regular expressions after "re:"
+    keep : leave what is fetched from the Hub in its cache, rather than remove each revision when it is done
 
     Returns the store, opened for the steps asked for. `failures` lists what could not be read, `warnings` the rest.
     What the store already holds of the same content under the same settings is not computed again.
 
-    Raises RequestError for a source, step or setting that does not exist, StoreError where the store cannot be read
-    or written, NothingAnalysed where no checkpoint could be read or none holds a matrix.
+    Raises RequestError for a source, step or setting that does not exist, HubError where a repository is not listed,
+    StoreError where the store cannot be read or written, NothingAnalysed where no checkpoint could be read or none
+    holds a matrix.
     """
     if top_k < 0:
         raise RequestError(f"--top-k must be 0 or more, not {top_k}")
@@ -99,7 +115,8 @@ def analyze(
     run = _Run(_store_path(source, out), settings, trust_mtime, progress, weights)
     if device_warning:
         run.warn(device_warning)
-    references, total = run.references(source, steps, step_regex, trust_pickle)
+    request = HubRequest(tuple(revisions), keep, bool(match), str(run.store))
+    references, total = run.references(source, steps, step_regex, trust_pickle, request)
     with open_for_writing(run.store), single_threaded(), open_pool(workers, devices) as pool:
         run.go(references, total, pool)
         return run.result()
@@ -121,6 +138,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.known = Known()
         self._missing = 0
+        self._done = 0
         self._announced = False
         self._weights_are_settled = False
         self._without_matrices: list[Plan] = []
@@ -134,7 +152,7 @@ class _Run:
         self.progress.fail(f"{path}: {reason}")
 
     def references(
-        self, source: Source, steps: str, step_regex: str | None, trust_pickle: bool
+        self, source: Source, steps: str, step_regex: str | None, trust_pickle: bool, request: HubRequest
     ) -> tuple[Iterable[Reference], int]:
         """The checkpoints to analyse in step order, and how many (0 if that is not known beforehand)."""
         items = iter([source] if isinstance(source, (str, os.PathLike)) else source)
@@ -143,10 +161,12 @@ class _Run:
             if steps != "all":
                 raise RequestError("steps are selected among checkpoints in files; leave out state dicts yourself")
             return from_state_dicts(chain([first], cast(Iterator[StateDictAtStep], items))), 0
-        paths = [Path(path) for path in chain([first], cast(Iterator[str], items)) if path is not None]
-        found = find_checkpoints(paths, step_regex, trust_pickle)
+        paths = [path for path in chain([first], cast(Iterator[str], items)) if path is not None]
+        found = find_checkpoints(paths, step_regex, trust_pickle, request)
         for warning in found.warnings:
             self.warn(warning)
+        for note in found.notes:
+            self.progress.say(note)
         wanted = set(select_steps([reference.step for reference in found.references], steps))
         references = [reference for reference in found.references if reference.step in wanted]
         return references, len(references)
@@ -157,28 +177,48 @@ class _Run:
         if isinstance(references, list):
             self._missing = sum(not step_path(self.store, reference.step).exists() for reference in references)
         queue: deque[Job] = deque()
-        done = 0
-        for reference in references:
-            job = self._start(reference)
+        for reference, opened in self._opening(references, total):
+            job = self._start(reference, opened)
             if job is not None:
                 self._announce(job.plan)
                 # A job with matrices that run alone needs an idle pool: none is queued before or behind it.
                 if not job.alone:
                     job.submit(pool, self.known)
                 queue.append(job)
-            ahead = 0 if reference.is_live or (job is not None and job.alone) else 1
+            is_only = reference.is_live or reference.origin is not None
+            ahead = 0 if is_only or (job is not None and job.alone) else 1
             while len(queue) > ahead:
-                self._finish(queue.popleft(), pool, done, total)
-                done += 1
+                self._finish(queue.popleft(), pool, total)
             if job is None:
-                done += 1
-                self.progress.update(done, total, reference.step)
+                self._done += 1
+                self.progress.update(self._done, total, reference.step)
         while queue:
-            self._finish(queue.popleft(), pool, done, total)
-            done += 1
-        self.progress.update(done, total, None)
+            self._finish(queue.popleft(), pool, total)
+        self.progress.update(self._done, total, None)
         if self.steps and not self._announced:
             self.progress.say(f"{counted(len(self.steps), 'checkpoint')}, all in {self.store} already")
+
+    def _opening(self, references: Iterable[Reference], total: int) -> Iterator[tuple[Reference, Callable[[], Opened]]]:
+        """Each checkpoint with what opens it; of those elsewhere, only what the store lacks, and one ahead."""
+        if not isinstance(references, list) or not any(one.origin for one in references):
+            yield from ((one, one.open) for one in references)
+            return
+        with Fetcher(self.progress) as fetcher:
+            lacking = [one for one in references if not self._is_stored(one)]
+            self._done = len(references) - len(lacking)
+            yield from fetcher.each(lacking, lambda one: self.progress.update(self._done, total, one.step))
+
+    def _is_stored(self, reference: Reference) -> bool:
+        """Whether the store has all that is asked for of a checkpoint elsewhere, which is then done."""
+        settings = self.settings if self.weights == "auto" else replace(self.settings, weights=self.weights)
+        try:
+            is_stored = has_commit(self.store, reference, settings, self.trust_mtime)
+        except StoreDamaged:
+            return False  # set aside when it comes up
+        if is_stored:
+            self.steps.append(reference.step)
+            reference.release()  # what a run that was killed may have left
+        return is_stored
 
     def result(self) -> Trajectory:
         """The store, opened for the steps of this run."""
@@ -214,34 +254,41 @@ class _Run:
             return NothingAnalysed("no checkpoint holds a matrix to analyse; `spectrascope show SOURCE` says why")
         return NothingAnalysed("nothing could be analysed", [f"{f['path']}: {f['reason']}" for f in self.failures])
 
-    def _start(self, reference: Reference) -> Job | None:
+    def _start(self, reference: Reference, opened: Callable[[], Opened]) -> Job | None:
         """A checkpoint's job; None where there is nothing to do, or it cannot be read."""
+        job = None
         with self._failing(reference):
-            container, warnings = reference.open()
+            container, warnings = opened()
             for warning in warnings:
                 self.warn(warning)
-            checkpoint = self._checkpoint(container)
-            stamp = checkpoint.stamp
-            try:
-                found = look_up(self.store, reference, checkpoint, stamp, self.settings, self.trust_mtime)
-            except StoreDamaged as error:
-                aside = set_aside(step_path(self.store, reference.step))
-                self.warn(f"{error}; set aside as {aside.name} and made again")
-                found = LookUp(False, self.settings)
-            if found.is_done:
-                self.steps.append(reference.step)
-                return None
-            job = Job(reference, checkpoint, stamp, found)
-            if job.plan.matrices:
-                return job
-            if refused := describe_refused(job.plan.refused):
-                raise CheckpointError(reference.path, refused)
-            self._without_matrices.append(job.plan)
+            with _released_after_failure(reference):
+                job = self._job(reference, self._checkpoint(container, reference))
+            if job is None:
+                reference.release()
+        return job
+
+    def _job(self, reference: Reference, checkpoint: Checkpoint) -> Job | None:
+        stamp = checkpoint.stamp
+        try:
+            found = look_up(self.store, reference, checkpoint, stamp, self.settings, self.trust_mtime)
+        except StoreDamaged as error:
+            aside = set_aside(step_path(self.store, reference.step))
+            self.warn(f"{error}; set aside as {aside.name} and made again")
+            found = LookUp(False, self.settings)
+        if found.is_done:
+            self.steps.append(reference.step)
+            return None
+        job = Job(reference, checkpoint, stamp, found)
+        if job.plan.matrices:
+            return job
+        if refused := describe_refused(job.plan.refused):
+            raise CheckpointError(reference.path, refused)
+        self._without_matrices.append(job.plan)
         return None
 
-    def _checkpoint(self, container: Container) -> Checkpoint:
+    def _checkpoint(self, container: Container, reference: Reference) -> Checkpoint:
         """The checkpoint, in the one copy of the weights, live or averaged, that all of this run are read in."""
-        checkpoint = Checkpoint(container, self.weights)
+        checkpoint = Checkpoint(container, self.weights, reference.origin)
         if not self._weights_are_settled:
             self._weights_are_settled = True
             self.weights = checkpoint.weights
@@ -251,11 +298,18 @@ class _Run:
                     require_same_weights(read_info(path), checkpoint.weights)
         return checkpoint
 
-    def _finish(self, job: Job, pool: Pool, done: int, total: int) -> None:
+    def _finish(self, job: Job, pool: Pool, total: int) -> None:
         step = job.reference.step
+
+        def progress(share: float) -> None:
+            self.progress.update(self._done + share, total, step)
+
         with self._failing(job.reference):
-            job.finish(self.store, pool, self.known, lambda share: self.progress.update(done + share, total, step))
+            with _released_after_failure(job.reference):
+                job.finish(self.store, pool, self.known, progress)
+            job.reference.release()
             self.steps.append(step)
+        self._done += 1
 
     @contextmanager
     def _failing(self, reference: Reference) -> Iterator[None]:
@@ -263,7 +317,7 @@ class _Run:
         try:
             yield
         except CheckpointError as error:
-            self.fail(error.path, reference.step, error.reason)
+            self.fail(_shown(error.path, reference), reference.step, error.reason)
         except StoreUnwritable as error:
             self.fail(reference.path, reference.step, str(error))
         except SpectrascopeError:
@@ -299,6 +353,16 @@ class _Run:
             )
 
 
+@contextmanager
+def _released_after_failure(reference: Reference) -> Iterator[None]:
+    """What was fetched is taken away, but not after Ctrl-C: the next run goes on from there."""
+    try:
+        yield
+    except Exception:
+        reference.release()
+        raise
+
+
 def _stored_bytes(matrix: Matrix, top_k: int) -> int:
     """What a matrix takes in the store, roughly: values, the vectors of one or both sides, its record."""
     count = max(matrix.block_count, 1)
@@ -306,8 +370,16 @@ def _stored_bytes(matrix: Matrix, top_k: int) -> int:
     return count * (8 * matrix.rank + 4 * min(top_k, matrix.rank) * sides) + 600
 
 
+def _shown(path: str, reference: Reference) -> str:
+    """A file that was fetched for the while is shown by its address."""
+    folder = reference.origin.folder if reference.origin is not None else None
+    return f"{reference.path}/{Path(path).name}" if folder is not None and folder in Path(path).parents else path
+
+
 def default_store(source: str | os.PathLike[str]) -> Path:
-    """`./NAME.spectra`, NAME being that of the directory or file."""
+    """`./NAME.spectra`, NAME being that of the directory, file or repository."""
+    if is_on_the_hub(source):
+        return Path(f"{str(source).partition('@')[0].rpartition('/')[2]}.spectra")
     path = Path(source).resolve()
     return Path(f"{path.name if path.is_dir() else path.stem}.spectra")
 

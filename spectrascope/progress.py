@@ -20,6 +20,9 @@ class Progress(Protocol):
     def update(self, done: float, total: int, step: int | None) -> None:
         """`done` of `total` checkpoints are decomposed; `step` is the one in hand. `total` is 0 if unknown."""
 
+    def fetch(self, label: str, done: int, size: int) -> None:
+        """`done` of `size` bytes of a checkpoint on the Hub have come. Called from another thread."""
+
 
 class Silent:
     """No progress."""
@@ -28,3 +31,4 @@ class Silent:
     def warn(self, line: str) -> None: ...
     def fail(self, line: str) -> None: ...
     def update(self, done: float, total: int, step: int | None) -> None: ...
+    def fetch(self, label: str, done: int, size: int) -> None: ...

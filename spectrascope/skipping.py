@@ -19,10 +19,12 @@ BUFFERS = {
     **dict.fromkeys(["embed_avg", "_ema_w", "ema_w"], "moving average of a codebook"),
     **dict.fromkeys(["pe", "position_ids", "pos_table", "positional_encoding"], "position table"),
 }
+# Reads a tensor, or what is at a place of its first axis.
+Load = Callable[[str, int | None], "torch.Tensor"]
 ROTARY = re.compile(r"(?:rope|rotary)\w*\.(?:cos|sin)$")
 
 
-def reason_to_skip(info: TensorInfo, load: Callable[[str], torch.Tensor]) -> tuple[str | None, bool]:
+def reason_to_skip(info: TensorInfo, load: Load) -> tuple[str | None, bool]:
     """Why a tensor is not analysed (None if it is), and whether it is a constant rather than a parameter."""
     if info.problem:
         return info.problem, False
@@ -39,7 +41,7 @@ def reason_to_skip(info: TensorInfo, load: Callable[[str], torch.Tensor]) -> tup
         return "1-D", False
     if is_bias_of_experts(info):
         return "1-D, one bias per expert", False
-    if info.made_of is None and _may_be_mask(info) and _is_causal_mask(load(info.name)):
+    if info.made_of is None and _may_be_mask(info) and _is_causal_mask(info, load):
         return "causal mask", True
     if len(info.shape) > 2 and not info.name.endswith("weight") and not is_expert_stack(info):
         return f"{len(info.shape)}-D, and not a convolution's weight", False
@@ -58,12 +60,18 @@ def _buffer(info: TensorInfo) -> str | None:
 
 
 def _may_be_mask(info: TensorInfo) -> bool:
-    return len(info.shape) >= 2 and info.shape[-1] == info.shape[-2] > 1 and info.size == info.shape[-1] ** 2
+    """Whether a tensor is a square table. Nothing else than a weight is called `weight`."""
+    is_square = len(info.shape) >= 2 and info.shape[-1] == info.shape[-2] > 1 and info.size == info.shape[-1] ** 2
+    return is_square and not info.name.endswith(".weight")
 
 
-def _is_causal_mask(tensor: torch.Tensor) -> bool:
+def _is_causal_mask(info: TensorInfo, load: Load) -> bool:
     """Whether a square table is lower-triangular ones, or minus infinity above a zero diagonal."""
-    table = tensor.reshape(tensor.shape[-2:])
+    last_place = info.shape[0] - 1
+    last = load(info.name, last_place).reshape(-1, info.shape[-1])[-1]
+    if not bool((last == 1).all()) and not bool((last == 0).all()):
+        return False  # one row is enough to tell a weight, and all that is fetched of it
+    table = load(info.name, None).reshape(info.shape[-2:])
     first, last = table[0], table[-1]
     if bool((last == 1).all()) and bool((first[1:] == 0).all()):
         return bool((table == table.new_ones(table.shape).tril()).all())

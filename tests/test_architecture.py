@@ -18,7 +18,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"report", "pipeline", "inspection"},
-    {"job"},
+    {"job", "fetching"},
     {"reuse"},
     {"metrics", "store", "checkpoints"},
     {"workers"},

@@ -16,6 +16,7 @@ from .averages import choose_weights, mark_averages, names_of
 from .container import Container
 from .effective import Beside, resolve
 from .names import without_wrappers
+from .origin import Origin, Stamp
 from .placeholders import refuse_without_values
 from .training_state import is_of_an_optimizer
 
@@ -36,20 +37,22 @@ class Checkpoint:
     path : what to show a person
     config : what config.json beside the files says, None where there is none that can be read
 
-    `weights` as an argument is the copy that is wanted; "auto" is the live one if there is any.
+    `weights` as an argument is the copy that is wanted; "auto" is the live one if there is any. `origin` is where the
+    checkpoint comes from if it is not on this disk.
 
     Raises CheckpointError where two tensors come to the same name, or there are names without values; RequestError
     where the copy that is wanted is not there.
     """
 
-    def __init__(self, container: Container, weights: str = "auto") -> None:
-        self.path = container.path
+    def __init__(self, container: Container, weights: str = "auto", origin: Origin | None = None) -> None:
+        self.path: Path | str = container.path if origin is None else origin.label
         self._container = container
+        self._origin = origin
         self._files = container.files()
-        self.stamp = stamp(self._files)
+        self._as_opened = stamp(self._files)
         listed = mark_averages({info.name: _without_moments(info) for info in container.tensors()})
-        refuse_without_values(container.path, listed.values())
-        self.weights = choose_weights(container.path, listed, weights)
+        refuse_without_values(self.path, listed.values())
+        self.weights = choose_weights(self.path, listed, weights)
         chosen, listed = names_of(listed, self.weights)
         bare = self._unwrap(chosen)
         # What is left out is listed under a name of its own.
@@ -59,11 +62,14 @@ class Checkpoint:
         self.ordered = container.ordered
         order = list(self._stored_name) if container.ordered else model_order(list(self._stored_name))
         stored = {name: replace(listed[self._stored_name[name]], name=name) for name in order}
-        beside = Beside(self._stored, self._files[0].parent if self._files else None)
+        folder = self._files[0].parent if self._files else None
+        beside = Beside(self._stored, folder if origin is None else origin.folder)
         self.tensors, self._effective = resolve(stored, beside)
         used = [path for name in beside.used if (path := beside.path(name))]
         self._files += used
-        self.stamp += stamp(used)
+        self._as_opened += stamp(used)
+        self._used = used
+        self.stamp: Stamp = list(self._as_opened) if origin is None else origin.stamp(used)
         self.tied = _tied(self.tensors)
         self.config = _config(beside)
 
@@ -91,11 +97,13 @@ class Checkpoint:
 
     def require_unchanged(self) -> None:
         """Raises CheckpointError where a file is gone, or has another size or time than when it was opened."""
-        if stamp(self._files) != self.stamp:
+        if stamp(self._files) != self._as_opened:
             raise CheckpointError(self.path, "changed while it was being read; analyse it again")
 
     def content_hash(self) -> str:
-        """sha256 over the weight files, or over the tensors where there is no file."""
+        """sha256 over the weight files, or over the tensors where there is no file; elsewhere, what is said there."""
+        if self._origin is not None:
+            return self._origin.content(self._used)
         if self._files:
             return hash_files(self._files)
         digest = hashlib.sha256()

@@ -41,7 +41,12 @@ Opener = Callable[[], Container]
 
 def is_weight_file(path: Path) -> bool:
     """Whether a file may be a checkpoint, by its name."""
-    return format_of(path) is not None and _may_be_weights(path)
+    return is_weight_name(path.name) and path.is_file()
+
+
+def is_weight_name(name: str) -> bool:
+    """Whether a name may be that of a checkpoint."""
+    return format_of(Path(name)) is not None and not name.startswith(".") and not NOT_WEIGHTS.match(name)
 
 
 def is_foreign_file(path: Path) -> bool:

@@ -102,11 +102,14 @@ def open_shards(directory: Path, label: str, files: list[str], open_file: Callab
     return ShardedFiles(directory / label, {name: open_file(directory / name) for name in files})
 
 
-def open_index(index: Path, open_file: Callable[[Path], Container]) -> IndexedFiles:
-    """The shards that an index names. Raises CheckpointError that lists the absent ones."""
+def open_index(index: Path, open_file: Callable[[Path], Container], are_here: bool = True) -> IndexedFiles:
+    """The shards that an index names, which lie beside it if they `are_here`.
+
+    Raises CheckpointError that lists the absent ones.
+    """
     weight_map = read_index(index)
     files = sorted(set(weight_map.values()))
-    absent = [name for name in files if not (index.parent / name).exists()]
+    absent = [name for name in files if are_here and not (index.parent / name).exists()]
     if absent:
         raise CheckpointError(index, f"names shards that are not there: {', '.join(absent)}; fetch them again")
     return IndexedFiles(index, {name: open_file(index.parent / name) for name in files}, weight_map)

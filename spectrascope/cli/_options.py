@@ -23,7 +23,10 @@ class Format(StrEnum):
 
 SourcesArgument = Annotated[
     list[str],
-    typer.Argument(metavar="SOURCE...", help="A directory of checkpoints, checkpoint files, or - for paths on stdin."),
+    typer.Argument(
+        metavar="SOURCE...",
+        help="A directory of checkpoints, files, hf://owner/name[@revision], or - for paths on stdin.",
+    ),
 ]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A store that `spectrascope analyze` made.")]
 StoresArgument = Annotated[
@@ -62,6 +65,12 @@ LogStepsOption = Annotated[bool, typer.Option("--log-steps", help="Steps on a lo
 TrustPickleOption = Annotated[
     bool,
     typer.Option("--trust-pickle", help="Load pickles that the safe loader refuses. They can run any code."),
+]
+RevisionsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--revisions", metavar="GLOB", help="Of a repository on the Hub: branches and tags of such names, or re:REGEX."
+    ),
 ]
 WeightsOption = Annotated[
     str,

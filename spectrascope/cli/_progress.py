@@ -25,6 +25,7 @@ class AnalysisProgress:
         self._task: Any = None
         self._started = time.monotonic()
         self._tenths = 0
+        self._fetching = ""
         self._interrupted = False
         self._handler: Any = None
         if sys.stderr.isatty() and not output.quiet:
@@ -65,13 +66,17 @@ class AnalysisProgress:
                 self._bar.start()
                 self._task = self._bar.add_task("", total=total or None, label="")
             label = "done" if step is None else f"step {step}"
-            self._bar.update(self._task, completed=done, label=label)
+            self._bar.update(self._task, completed=done, label=label + self._fetching)
         elif total and int(10 * done / total) > self._tenths:
             self._tenths = int(10 * done / total)
             seconds = time.monotonic() - self._started
             left = seconds / done * (total - done)
             if 0 < done < total and seconds > 2:
                 self._output.say(f"{int(done)} of {total} checkpoints, about {left:.0f} s left")
+
+    def fetch(self, label: str, done: int, size: int) -> None:
+        revision = label.rpartition("@")[2]
+        self._fetching = f"; fetching {revision}: {done / 1e6:,.0f} of {size / 1e6:,.0f} MB" if done < size else ""
 
 
 def _bar() -> Any:

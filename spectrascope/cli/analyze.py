@@ -18,6 +18,7 @@ from ._options import (
     KvHeadsOption,
     MatchOption,
     QuietOption,
+    RevisionsOption,
     SkipOption,
     SourcesArgument,
     StepRegexOption,
@@ -53,6 +54,8 @@ def analyze(
     ] = False,
     trust_pickle: TrustPickleOption = False,
     weights: WeightsOption = "auto",
+    revisions: RevisionsOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave in the Hub's cache what is fetched from there.")] = False,
     heads: HeadsOption = None,
     kv_heads: KvHeadsOption = None,
     format: FormatOption = Format.table,
@@ -87,6 +90,8 @@ def analyze(
                 weights=weights,
                 heads=heads,
                 kv_heads=kv_heads,
+                revisions=revisions or (),
+                keep=keep,
                 progress=progress,
             )
         except KeyboardInterrupt:

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _open_closed_streams()
     _never_fail_to_print()
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # the Hub's client logs what is retried; we say what failed
     gc.set_threshold(100_000)  # rows are many small objects, and none of them is in a cycle
     code = _run(arguments)
     for stream in (sys.stdout, sys.stderr):

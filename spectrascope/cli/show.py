@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from ..errors import NothingAnalysed
 from ..report.rows import Row
 from ..report.tables import Table, Words, shape
-from ..words import counted, coverage_words, listed
+from ..words import counted, coverage_words, human_bytes, listed
 from ._options import (
     DebugOption,
     Format,
@@ -19,6 +18,7 @@ from ._options import (
     KvHeadsOption,
     MatchOption,
     QuietOption,
+    RevisionsOption,
     SkipOption,
     SourcesArgument,
     StepRegexOption,
@@ -38,6 +38,7 @@ def show(
     skip: SkipOption = None,
     trust_pickle: TrustPickleOption = False,
     weights: WeightsOption = "auto",
+    revisions: RevisionsOption = None,
     heads: HeadsOption = None,
     kv_heads: KvHeadsOption = None,
     pairs: Annotated[
@@ -49,10 +50,13 @@ def show(
 ) -> int:
     """List the matrices that would be analysed, the tensors that are skipped and why, and the share covered.
 
-    Headers are read, and square tables that may be masks, but nothing is decomposed.
+    Headers are read, and square tables that may be masks, but nothing is decomposed. With --revisions, the revisions of
+    a repository on the Hub, and how much there is to fetch.
     """
     output = Output(format, quiet)
-    paths = [Path(path) for path in paths_meant(sources)]
+    paths = paths_meant(sources)
+    if revisions:
+        return _show_revisions(paths, revisions, steps, step_regex, output)
     from ..inspection import inspect
 
     try:
@@ -77,6 +81,39 @@ def show(
     )
     output.say(coverage_words(len(found.matrices), found.coverage))
     return code
+
+
+def _show_revisions(
+    sources: list[str], revisions: list[str], steps: str, step_regex: str | None, output: Output
+) -> int:
+    from ..inspection import list_revisions
+
+    found = list_revisions(sources, revisions, steps, step_regex)
+    code = output.rows(
+        "show",
+        ", ".join(sources),
+        found.revisions,
+        columns=["revision", "step", "commit", "bytes", "to_fetch", "files", "reason"],
+        tables=lambda: [_revisions_table(found.revisions)],
+        warnings=found.warnings,
+        failures=found.failures,
+        steps=found.steps,
+    )
+    to_fetch = [row["to_fetch"] or 0 for row in found.revisions]
+    output.say(
+        f"{counted(len(found.revisions), 'revision')}, {human_bytes(sum(to_fetch))} to fetch, "
+        f"at most {human_bytes(2 * max(to_fetch, default=0))} on the disk at a time"
+    )
+    return code
+
+
+def _revisions_table(rows: list[Row]) -> Table:
+    table = Table([Words("revision"), "step", Words("commit"), "size", "to fetch", Words("files")])
+    for row in rows:
+        sizes = ["-" if row[name] is None else human_bytes(row[name]) for name in ("bytes", "to_fetch")]
+        files = row["reason"] or listed(row["files"], 3)
+        table.lines.append([row["revision"], str(row["step"]), row["commit"][:12], *sizes, files])
+    return table
 
 
 def _show_pairs(found: Any, source: str, output: Output) -> int:
