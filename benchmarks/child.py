@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-QUIET = 0.15
+QUIET, TRIES = 0.15, 6
 
 
 @dataclass(frozen=True)
@@ -27,52 +28,68 @@ class Spent:
     others: float
 
 
-def run(command: Sequence[str], threads: int | None = None, environment: Mapping[str, str] | None = None) -> Spent:
+def run(
+    command: Sequence[str],
+    threads: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    quiet: float | None = None,
+) -> Spent | None:
     """Run a command with so many BLAS threads, or with every library's own default.
 
     The peak is Linux' largest resident set of the process, never less than what the process that starts it holds: the
-    caller should import nothing large. Raises RuntimeError where the command fails, with what it said.
+    caller should import nothing large. None where it was ended because others used more than `quiet` cores. Raises
+    RuntimeError where the command fails, with what it said.
     """
     variables = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     if threads is not None:
         variables |= dict.fromkeys(THREADS, str(threads))
-    before, start = _busy(), time.perf_counter()
-    process = subprocess.Popen(
-        command, env=variables | dict(environment or {}), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    said = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds, busy = time.perf_counter() - start, usage.ru_utime + usage.ru_stime
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)[:200]}\n{said[-2000:]}")
+    with tempfile.TemporaryFile("w+") as said:
+        before, start = _busy(), time.perf_counter()
+        process = subprocess.Popen(
+            command, env=variables | dict(environment or {}), stdout=subprocess.DEVNULL, stderr=said
+        )
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            time.sleep(0.02)
+            seconds = time.perf_counter() - start
+            if quiet is not None and _busy() - before - _busy_of(process.pid) > 1.0 + quiet * seconds:
+                process.kill()
+                process.wait()
+                return None
+        seconds, usage = time.perf_counter() - start, ended[2]
+        process.returncode = os.waitstatus_to_exitcode(ended[1])
+        if process.returncode:
+            said.seek(0)
+            raise RuntimeError(f"{' '.join(command)[:200]}\n{said.read()[-2000:]}")
+    busy = usage.ru_utime + usage.ru_stime
     return Spent(seconds, busy, usage.ru_maxrss / 1024, max(0.0, (_busy() - before - busy) / seconds))
 
 
 def run_in_quiet(
-    command: Sequence[str], threads: int | None = None, environment: Mapping[str, str] | None = None, tries: int = 4
+    command: Sequence[str],
+    threads: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    quiet: float = QUIET,
 ) -> Spent:
-    """The same once no other process uses more than a little; run again where one did meanwhile.
+    """The same once other processes use no more than `quiet` cores; begun again where they do meanwhile.
 
-    The run that was disturbed least is given: its `others` says whether it was.
+    The last of so many tries counts even if it is disturbed, which its `others` shows.
     """
-    found = []
-    for _ in range(tries):
-        wait_for_quiet()
-        found.append(run(command, threads, environment))
-        if found[-1].others < QUIET:
-            break
-        print(f"  disturbed: others used {found[-1].others:.2f} cores", file=sys.stderr, flush=True)
-    return min(found, key=lambda spent: spent.others)
+    for left in reversed(range(TRIES)):
+        wait_for_quiet(quiet)
+        spent = run(command, threads, environment, quiet if left else None)
+        if spent is not None:
+            return spent
+        print("  disturbed, begun again", file=sys.stderr, flush=True)
+    raise AssertionError("the last try is not given up")
 
 
-def wait_for_quiet(limit: float = 600.0) -> None:
-    """Wait until other processes have used next to nothing for five seconds, but no longer than `limit`."""
+def wait_for_quiet(quiet: float = QUIET, limit: float = 600.0) -> None:
+    """Wait until other processes have used no more than `quiet` cores for three seconds, but no longer than `limit`."""
     end = time.perf_counter() + limit
     while time.perf_counter() < end:
         before = _busy()
-        time.sleep(5)
-        if (_busy() - before) / 5 < QUIET:
+        time.sleep(3)
+        if (_busy() - before) / 3 < quiet:
             return
 
 
@@ -80,3 +97,9 @@ def _busy() -> float:
     """Core seconds that the machine has spent on all processes since it started."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _busy_of(process: int) -> float:
+    """Core seconds that a running process has spent."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

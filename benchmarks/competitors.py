@@ -11,11 +11,12 @@ reference       as often as the thesis' own code (dyunis/spectral_dynamics, lang
                 for either side of alignment, for spectrum and agreement, for pruning to the top and to the bottom half.
                 The first embedding has one side in alignment, the last one too and is not pruned. What that code
                 computes from the vectors, its losses and the final checkpoint's SVDs are left out: a lower bound
-five            five calls per matrix, embeddings too
+five            five calls per matrix, embeddings too; only where asked for
 weightwatcher   the singular values alone (float64, by SciPy on a CPU), without its power law fits: the least it can do
 
 All but ours run with every library's default threads and with one thread; the better of the two is what counts. Each
-waits until the machine is quiet, and is run again where another process used it meanwhile.
+waits until the machine is quiet, and is begun again where other processes use it meanwhile: a run of one thread only
+where they use more than one core, and then its CPU seconds tell what it takes alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from child import Spent, run_in_quiet
+from child import QUIET, Spent, run_in_quiet
 
 HERE = Path(__file__).parent
 WEIGHTWATCHER = Path(tempfile.gettempdir(), "ww-venv", "bin", "python")
@@ -95,7 +96,8 @@ def install(python: Path) -> None:
 def compare(size: str, options: argparse.Namespace) -> None:
     """One size, or a trajectory of it: every one in turn, as often as there are rounds."""
     shapes, _, count = size.partition("-x")
-    others = [(who, threads) for who in options.only for threads in ([None, 1] if options.device == "cpu" else [None])]
+    counts = [count or None for count in options.threads] if options.device == "cpu" else [None]
+    others = [(who, threads) for who in options.only for threads in counts]
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for step in range(int(count or 1)):
@@ -103,12 +105,13 @@ def compare(size: str, options: argparse.Namespace) -> None:
             paths[-1].parent.mkdir(parents=True)
             write = [sys.executable, str(HERE / "pythia.py"), shapes, "float16", str(paths[-1]), str(step)]
             subprocess.run(write, check=True)
+        os.sync()  # or whoever writes next waits for the disk
         print(f"\n{size}, load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores", flush=True)
         spent: dict[tuple[str, int | None], list[Spent]] = {}
         for turn in range(options.rounds):
             for who, threads in [("ours", None), *others]:
                 store = Path(folder, f"{turn}.spectra")
-                one = run_in_quiet(command(who, paths, store, options), threads)
+                one = run_in_quiet(command(who, paths, store, options), threads, quiet=1.0 if threads == 1 else QUIET)
                 spent.setdefault((who, threads), []).append(one)
                 print(
                     f"  {who} {threads or 'default'}: {one.seconds:.1f} s, others {one.others:.2f}",
@@ -121,8 +124,9 @@ def compare(size: str, options: argparse.Namespace) -> None:
         )
         for (who, threads), runs in spent.items():
             best, median = min(one.seconds for one in runs), statistics.median(one.seconds for one in runs)
+            busy = min(one.busy for one in runs)
             peak, others = max(one.peak for one in runs), max(one.others for one in runs)
-            numbers = f"{best:.2f} | {median:.2f} | {peak:.0f} | {others:.2f} | {best / ours:.2f}"
+            numbers = f"{best:.2f} | {median:.2f} | {busy:.2f} | {peak:.0f} | {others:.2f} | {best / ours:.2f}"
             print(f"| {who} | {threads or 'default'} | {numbers} |")
         for who in options.only:
             best = min(one.seconds for (name, _), runs in spent.items() if name == who for one in runs)
@@ -134,7 +138,8 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", default=["70m", "160m", "70m-x10"], help="70m-x10 is ten checkpoints")
     parser.add_argument("--rounds", type=int, default=1)
     everyone = ["plain", "reference", "five", "weightwatcher"]
-    parser.add_argument("--only", nargs="*", choices=everyone, default=everyone)
+    parser.add_argument("--only", nargs="*", choices=everyone, default=["plain", "reference", "weightwatcher"])
+    parser.add_argument("--threads", nargs="+", type=int, default=[0, 1], help="0 is every library's default")
     parser.add_argument("--device", default="cpu", help="cpu or cuda, where weightwatcher uses a GPU of itself")
     parser.add_argument("--weightwatcher", type=Path, default=WEIGHTWATCHER, metavar="PYTHON", help="made if not there")
     options = parser.parse_args()

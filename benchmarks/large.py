@@ -54,12 +54,12 @@ def main() -> None:
         f"analysis {found['seconds']:.1f} s (process {spent.seconds:.1f} s, CPU {spent.busy:.1f} s, others used "
         f"{spent.others:.2f} cores), peak {spent.peak:.0f} MiB, store {stored / 1e6:.1f} MB"
     )
-    wall, busy = (sum(one[at] for one in found["spent"].values()) for at in (0, 1))
+    wall, cpu = (sum(one[at] for one in found["spent"].values()) for at in (0, 1))
     print(f"\n| activity | seconds of all threads | share | CPU seconds | share |\n{'| --- ' * 5}|")
-    for activity, (seconds, cpu) in sorted(found["spent"].items(), key=lambda item: -item[1][0]):
-        print(f"| {activity} | {seconds:.2f} | {seconds / wall:.1%} | {cpu:.2f} | {cpu / busy:.1%} |")
+    for activity, (seconds, busy) in sorted(found["spent"].items(), key=lambda item: -item[1][0]):
+        print(f"| {activity} | {seconds:.2f} | {seconds / wall:.1%} | {busy:.2f} | {busy / cpu:.1%} |")
     engine = [sum(found["spent"][name][at] for name in ("LAPACK", "BLAS")) for at in (0, 1)]
-    print(f"| LAPACK and BLAS | {engine[0]:.2f} | {engine[0] / wall:.1%} | {engine[1]:.2f} | {engine[1] / busy:.1%} |")
+    print(f"| LAPACK and BLAS | {engine[0]:.2f} | {engine[0] / wall:.1%} | {engine[1]:.2f} | {engine[1] / cpu:.1%} |")
     print(f"\n| routine | calls | seconds | CPU seconds a call | ns per operation |\n{'| --- ' * 5}|")
     for call, (count, seconds, cpu) in sorted(found["calls"].items(), key=lambda item: -item[1][1])[:MOST]:
         unit, number = operations(call)

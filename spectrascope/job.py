@@ -17,7 +17,17 @@ from .errors import RequestError
 from .matrices import Matrix, Plan, plan
 from .reuse import Known
 from .selection import selected
-from .store import FORMAT_VERSION, Record, StepInfo, StepWriter, read_step, read_vectors, step_path
+from .store import (
+    FORMAT_VERSION,
+    Parts,
+    Record,
+    StepInfo,
+    StepWriter,
+    read_step,
+    read_vectors,
+    remove_parts,
+    step_path,
+)
 from .workers import Pool, all_cores, needs_all_cores
 
 Found = tuple[str, float, Decomposition]
@@ -140,6 +150,7 @@ class Job:
             progress(spent / cost)
 
         try:
+            parts = Parts(store, info)
             with StepWriter(store, info) as writer:
                 for matrix, found in self._as_they_come(pool, known, report):
                     record = records[matrix.name]
@@ -147,6 +158,7 @@ class Job:
                     record.reason, record.failed, record.note = result.reason, result.failed, result.note
                     writer.add(record, result.singular_values, result.left, result.right)
                     known.is_in(writer, record)
+                    parts.add(record, writer)
                     spent += matrix.cost
                     report()
                 info.source["content"] = self._digest.result()
@@ -157,6 +169,7 @@ class Job:
                 future.cancel()
         for record in info.records:
             known.is_stored(record, path)
+        remove_parts(store, info.step)
 
     def _as_they_come(self, pool: Pool, known: Known, waiting: Callable[[], None]) -> Iterator[tuple[Matrix, Found]]:
         """Largest first; `waiting` is called now and then, and may raise KeyboardInterrupt."""

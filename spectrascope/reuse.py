@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .decompose import Decomposition
 from .errors import StoreDamaged, StoreError
 from .matrices import Matrix
-from .store import Record, StepInfo, StepWriter, read_info, read_step, read_vectors, step_files
+from .store import Record, StepInfo, StepWriter, part_files, read_info, read_step, read_vectors, step_files
 
 Key = tuple[str, tuple[int, int], str, str, int]
 
@@ -28,8 +28,8 @@ class Known:
         self._found: dict[Key, Future[Decomposition] | Callable[[], Decomposition | None]] = {}
 
     def learn(self, store: Path) -> None:
-        """Take in what the finished files of a store hold."""
-        for path in step_files(store).values():
+        """Take in what the finished files of a store hold, and what a run that was killed has left of others."""
+        for path in (*part_files(store), *step_files(store).values()):
             try:
                 records = read_info(path).records
             except StoreDamaged:

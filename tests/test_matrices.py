@@ -14,9 +14,19 @@ from spectrascope.selection import selected
 from spectrascope.tensors import TensorInfo
 
 
+def reader(tensors: dict[str, torch.Tensor]) -> Any:
+    """What reads tensors, or what is at a place of their first axis."""
+    return lambda name, index: tensors[name] if index is None else tensors[name][index]
+
+
 def planned(tensors: dict[str, torch.Tensor], **options: Any) -> Plan:
     infos = {name: TensorInfo(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
-    found = plan(infos, options.pop("tied", {}), lambda name, index: tensors[name] if index is None else tensors[name][index], **options)
+    found = plan(
+        infos,
+        options.pop("tied", {}),
+        reader(tensors),
+        **options,
+    )
     accounted = [m.name for m in found.matrices] + [s.name for s in found.skipped]
     assert sorted(accounted) == sorted(tensors), "a tensor was dropped, or counted twice"
     return found
@@ -159,7 +169,7 @@ def test_depthwise_convolutions_of_real_models(ordered: bool) -> None:
         }
         if not ordered:
             infos = {name: infos[name] for name in model_order(list(infos))}
-        found = plan(infos, {}, lambda name, index: torch.empty(0), ordered=ordered)
+        found = plan(infos, {}, reader({}), ordered=ordered)
         return {m.name.removesuffix(".weight"): m.role + " (guessed)" * m.guessed for m in found.matrices}
 
     mobilenet = roles(
@@ -196,21 +206,21 @@ def test_names_in_brackets_can_be_matched() -> None:
     infos = {"m.experts.w": TensorInfo("m.experts.w", (3, 4, 2), "float32")}
 
     def names(*globs: str) -> list[str]:
-        found = plan(infos, {}, lambda name, index: torch.empty(0), lambda name: selected(name, globs, []))
+        found = plan(infos, {}, reader({}), lambda name: selected(name, globs, []))
         return [m.name for m in found.matrices]
 
     assert names("*w[0]") == names("m.experts.w[0]") == names("*[[]0]") == ["m.experts.w[0]"]
     assert names("*w[*]") == names("m.experts.w*") == [f"m.experts.w[{i}]" for i in range(3)]
     assert selected("layers.3.w", ["layers.[0-4].w"], [])
     parts = {"gate_up_proj.weight": TensorInfo("gate_up_proj.weight", (8, 3), "float32")}
-    alone = plan(parts, {}, lambda name, index: torch.empty(0), lambda name: selected(name, ["*[gate]"], []))
+    alone = plan(parts, {}, reader({}), lambda name: selected(name, ["*[gate]"], []))
     assert alone.coverage == 0.5
 
 
 def test_names_that_the_parts_of_others_would_have() -> None:
     shapes = {"experts.w": (2, 3, 4), "experts.w[0]": (4, 5)}
     infos = {name: TensorInfo(name, shape, "float32") for name, shape in shapes.items()}
-    found = plan(infos, {}, lambda name, index: torch.empty(0))
+    found = plan(infos, {}, reader({}))
     assert [m.name for m in found.matrices] == ["experts.w[0]"]
     reasons = [one.reason for one in found.skipped]
     assert reasons == ["a stack whose matrices would have the names of other tensors"]
@@ -219,7 +229,7 @@ def test_names_that_the_parts_of_others_would_have() -> None:
 def test_many_convolutions_are_planned_in_one_pass() -> None:
     infos = {f"l.{i}.weight": TensorInfo(f"l.{i}.weight", (2, 1, 3), "float32") for i in range(20_000)}
     start = time.monotonic()
-    assert len(plan(infos, {}, lambda name, index: torch.empty(0)).matrices) == 20_000
+    assert len(plan(infos, {}, reader({})).matrices) == 20_000
     assert time.monotonic() - start < 10
 
 
@@ -227,15 +237,25 @@ def test_expert_stacks_are_known_by_name() -> None:
     stack = torch.arange(3 * 6 * 5.0).reshape(3, 6, 5)
     tensors = {"layers.0.mlp.experts.down_proj": stack, "layers.0.mlp.experts.down_proj_bias": torch.ones(3, 6)}
     infos = {name: TensorInfo(name, tuple(t.shape), "float32") for name, t in tensors.items()}
-    found = plan(infos, {}, lambda name, index: tensors[name] if index is None else tensors[name][index])
+    found = plan(infos, {}, reader(tensors))
     assert [m.name for m in found.matrices] == [f"layers.0.mlp.experts.down_proj[{i}]" for i in range(3)]
     assert all(m.role == "expert" and m.shape == (6, 5) for m in found.matrices)
     assert torch.equal(matrix_of(found.matrices[2], stack), stack[2])
     assert found.skipped[0].reason == "1-D, one bias per expert"
     assert found.coverage == pytest.approx(90 / 108)
-    picked = plan(infos, {}, lambda name, index: tensors[name] if index is None else tensors[name][index], lambda name: selected(name, ["*down_proj[[]1]"], []))
+    picked = plan(
+        infos,
+        {},
+        reader(tensors),
+        lambda name: selected(name, ["*down_proj[[]1]"], []),
+    )
     assert [m.name for m in picked.matrices] == ["layers.0.mlp.experts.down_proj[1]"]
-    exact = plan(infos, {}, lambda name, index: tensors[name] if index is None else tensors[name][index], lambda name: selected(name, [found.matrices[1].name], []))
+    exact = plan(
+        infos,
+        {},
+        reader(tensors),
+        lambda name: selected(name, [found.matrices[1].name], []),
+    )
     assert exact.matrices == [found.matrices[1]]
     assert only(torch.ones(3, 6, 5), "experts.0.conv.weight")[0] == "conv"
     assert only(torch.ones(3, 6, 5), "expert_conv.weight")[0] == "conv"

@@ -43,6 +43,9 @@ def analyze(
     match: MatchOption = None,
     skip: SkipOption = None,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Singular vectors to keep of either side.")] = 100,
+    values_only: Annotated[
+        bool, typer.Option("--values-only", help="Singular values without vectors: less time, a small store.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:i.")] = "auto",
     workers: Annotated[
         int | None,
@@ -55,6 +58,12 @@ def analyze(
     trust_pickle: TrustPickleOption = False,
     weights: WeightsOption = "auto",
     revisions: RevisionsOption = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            "--dask", metavar="ADDRESS", help="Analyse on the workers of this dask scheduler, which share the disk."
+        ),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave in the Hub's cache what is fetched from there.")] = False,
     heads: HeadsOption = None,
     kv_heads: KvHeadsOption = None,
@@ -82,7 +91,7 @@ def analyze(
                 step_regex=step_regex,
                 match=match or (),
                 skip=skip or (),
-                top_k=top_k,
+                top_k=0 if values_only else top_k,
                 device=device,
                 workers=workers,
                 trust_mtime=trust_mtime,
@@ -92,6 +101,7 @@ def analyze(
                 kv_heads=kv_heads,
                 revisions=revisions or (),
                 keep=keep,
+                dask=dask,
                 progress=progress,
             )
         except KeyboardInterrupt:

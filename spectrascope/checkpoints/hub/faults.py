@@ -5,12 +5,12 @@ from __future__ import annotations
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     DisabledRepoError,
-    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -31,6 +31,8 @@ def describe(error: BaseException, repository: str) -> str:
         return "has no such revision; `spectrascope show` with --revisions '*' lists them"
     if isinstance(error, OfflineModeIsEnabled):
         return OFFLINE
+    if isinstance(error, RemoteEntryNotFoundError):
+        return "lacks a file that was there when it was listed; run the command again"
     if isinstance(error, HFValidationError):
         return "is not a name that a repository can have"
     if isinstance(error, HfHubHTTPError):
@@ -38,8 +40,6 @@ def describe(error: BaseException, repository: str) -> str:
     cause = error.__cause__
     if isinstance(error, LocalEntryNotFoundError) and cause is not None:
         return describe(cause, repository)  # the client wraps what kept it from asking
-    if isinstance(error, EntryNotFoundError):
-        return "lacks a file that was there when it was listed; run the command again"
     first_line = (str(error).strip().splitlines() or [""])[0][:200]
     what = f"{type(error).__name__}: {first_line}"
     return f"cannot be fetched from {constants.ENDPOINT} ({what}); the same command goes on"

@@ -1,0 +1,99 @@
+"""One run over many machines: a checkpoint is a task, whose worker reads it and writes its file of the store.
+
+Every machine sees the same disk. What crosses the network are names and sentences.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .checkpoints import Reference
+from .cluster import Cluster, ClusterError, describe_lost, require_shared, threads_here
+from .errors import StoreError
+from .job import Settings
+from .progress import Silent
+from .run import Run
+from .words import counted
+from .workers import choose_devices, open_pool, single_threaded
+
+
+@dataclass(frozen=True)
+class Task:
+    """A checkpoint for another machine, and how to analyse it."""
+
+    reference: Reference
+    store: Path
+    settings: Settings
+    trust_mtime: bool
+    weights: str
+    device: str
+    workers: int | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a checkpoint on another machine, beside its file of the store."""
+
+    steps: list[int]
+    warnings: list[str]
+    failures: list[dict[str, Any]]
+    weights: str
+    settings: Settings
+    left_out: dict[str, None]
+    is_without: bool
+
+
+_one_at_a_time = threading.Lock()
+
+
+def run_task(task: Task) -> Outcome:
+    """Analyse one checkpoint here, on a worker: with as many threads as it has, whatever else waits for it."""
+    require_shared(str(task.store))
+    devices, _ = choose_devices(task.device)
+    workers = task.workers or (threads_here() if devices == ["cpu"] else None)
+    run = Run(task.store, task.settings, task.trust_mtime, Silent(), task.weights)
+    # BLAS counts its threads by process, not by task.
+    with _one_at_a_time, single_threaded(), open_pool(workers, devices) as pool:
+        run.go([task.reference], pool)
+    return Outcome(
+        run.steps, run.warnings, run.failures, run.weights, run.settings, run.left_out, run.is_without_matrices
+    )
+
+
+def run_on(cluster: Cluster, run: Run, references: list[Reference], device: str, workers: int | None) -> None:
+    """As `Run.go`, a checkpoint on each worker.
+
+    Where none is named, the first checkpoint says which copy of the weights all are read in. Raises StoreError or
+    ClusterError where no other worker could do better.
+    """
+    run.total = len(references)
+    run.progress.say(f"{counted(run.total, 'checkpoint')} on {counted(cluster.workers, 'worker')} of {cluster.address}")
+    first = references[:1] if run.weights == "auto" else []
+    for group in (first, references[len(first) :]):
+        tasks = [
+            Task(one, run.store.resolve(), run.settings, run.trust_mtime, run.weights, device, workers) for one in group
+        ]
+        for task, outcome in cluster.each(run_task, tasks, lambda: run.report(None)):
+            if isinstance(outcome, (StoreError, ClusterError)):
+                raise outcome
+            if isinstance(outcome, BaseException):
+                run.fail(task.reference.path, task.reference.step, describe_lost(outcome))
+            else:
+                _take(run, outcome)
+            run.is_done(task.reference.step)
+    run.report(None)
+
+
+def _take(run: Run, outcome: Outcome) -> None:
+    """What a worker says of its checkpoint, as if it had been found here."""
+    run.weights, run.settings = outcome.weights, outcome.settings
+    run.steps += outcome.steps
+    for warning in outcome.warnings:
+        run.warn(warning)
+    for failure in outcome.failures:
+        run.fail(failure["path"], failure["step"], failure["reason"])
+    run.is_without_matrices |= outcome.is_without
+    run.left_out |= outcome.left_out
