@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ class Cluster:
 
 @contextmanager
 def open_cluster(address: str) -> Iterator[Cluster]:
-    """The workers of the scheduler at `address`, such as tcp://host:8786.
+    """The workers of the scheduler at `address`: tcp://host:8786, or the file that `--scheduler-file` named.
 
     Raises RequestError where dask is not installed or the address is none, ClusterError where nothing answers there.
     """
@@ -63,13 +64,25 @@ def open_cluster(address: str) -> Iterator[Cluster]:
     except ImportError as error:
         raise RequestError(INSTALL) from error
     try:
-        client = Client(address, timeout=PATIENCE, set_as_default=False)
+        client = Client(**_place(address), timeout=PATIENCE, set_as_default=False)
     except ValueError as error:
         raise RequestError(f"--dask {address}: is not an address such as tcp://host:8786 ({error})") from error
     except (OSError, TimeoutError) as error:
         raise ClusterError(f"--dask {address}: no scheduler answers there; start one with `dask scheduler`") from error
     with client:
         yield Cluster(address, client.get_executor(pure=False), len(client.scheduler_info()["workers"]))
+
+
+def _place(address: str) -> dict[str, str]:
+    """Where the client is to look. Raises TimeoutError for a file that does not come: the client waits for ever."""
+    if "://" in address:
+        return {"address": address}
+    deadline = time.monotonic() + PATIENCE
+    while not os.path.exists(address):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.1)
+    return {"scheduler_file": address}
 
 
 def threads_here() -> int | None:

@@ -70,7 +70,9 @@ def run_on(cluster: Cluster, run: Run, references: list[Reference], device: str,
     ClusterError where no other worker could do better.
     """
     run.total = len(references)
-    run.progress.say(f"{counted(run.total, 'checkpoint')} on {counted(cluster.workers, 'worker')} of {cluster.address}")
+    waits = "" if cluster.workers else "; it begins when a worker comes"
+    there = counted(cluster.workers, "worker")
+    run.progress.say(f"{counted(run.total, 'checkpoint')} on {there} of {cluster.address}{waits}")
     first = references[:1] if run.weights == "auto" else []
     for group in (first, references[len(first) :]):
         tasks = [
