@@ -96,7 +96,7 @@ def install(python: Path) -> None:
 def compare(size: str, options: argparse.Namespace) -> None:
     """One size, or a trajectory of it: every one in turn, as often as there are rounds."""
     shapes, _, count = size.partition("-x")
-    counts = [count or None for count in options.threads] if options.device == "cpu" else [None]
+    counts = [number or None for number in options.threads] if options.device == "cpu" else [None]
     others = [(who, threads) for who in options.only for threads in counts]
     with tempfile.TemporaryDirectory() as folder:
         paths = []
@@ -119,9 +119,8 @@ def compare(size: str, options: argparse.Namespace) -> None:
                     flush=True,
                 )
         ours = min(one.seconds for one in spent["ours", None])
-        print(
-            "| who | threads | seconds, best | median | peak MiB | times ours |\n| --- | --- | --- | --- | --- | --- |"
-        )
+        print("| who | threads | seconds, best | median | CPU seconds | peak MiB | others' cores | times ours |")
+        print(8 * "| --- " + "|")
         for (who, threads), runs in spent.items():
             best, median = min(one.seconds for one in runs), statistics.median(one.seconds for one in runs)
             busy = min(one.busy for one in runs)
