@@ -140,7 +140,7 @@ def list_revisions(
 
     Raises RequestError for a source, revision or step that does not exist, HubError where a repository is not listed.
     """
-    found = find_checkpoints(sources, step_regex, request=HubRequest(tuple(revisions)))
+    found = find_checkpoints(sources, step_regex, request=HubRequest(tuple(revisions), user=f"process {os.getpid()}"))
     wanted = set(select_steps([reference.step for reference in found.references], steps))
     chosen = [(one, one.origin) for one in found.references if one.step in wanted and one.origin is not None]
     result = Revisions([reference.step for reference, _ in chosen], warnings=found.warnings)
@@ -160,6 +160,8 @@ def _sizes(origin: Origin) -> dict[str, Any]:
         files, to_fetch = origin.sizes()
     except CheckpointError as error:
         return {"bytes": None, "to_fetch": None, "files": [], "reason": error.reason}
+    finally:
+        origin.release()  # an index of shards had to be read
     return {"bytes": sum(files.values()), "to_fetch": to_fetch, "files": list(files), "reason": None}
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "oracle" / "oracle.json").read_text())
+FOLDER = Path(__file__).parent / "oracle"
+ORACLE: dict[str, Any] = json.loads((FOLDER / "oracle.json").read_text())
+ORACLE_INPUTS = np.load(FOLDER / "oracle_inputs.npz")
 
 
 def recipe(entry: Any, step: int) -> dict[str, torch.Tensor]:

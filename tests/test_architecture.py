@@ -18,6 +18,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"report", "pipeline", "inspection"},
+    {"landscape"},
     {"machines"},
     {"run"},
     {"job", "fetching"},

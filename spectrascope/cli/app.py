@@ -9,7 +9,6 @@ import contextlib
 import gc
 import os
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from ..errors import NothingAnalysed, SpectrascopeError
 from ._output import print_error
 
 # One module each, in the order of `--help`.
-COMMANDS = ("analyze", "show", "rank", "spectrum", "align", "sva", "export")
+COMMANDS = ("analyze", "show", "rank", "spectrum", "align", "sva", "lmc", "task", "export")
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
@@ -72,8 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    if is_program and code != 0 and any(thread.name.startswith("spectrascope") for thread in threading.enumerate()):
-        os._exit(code)  # after an error, a large matrix under way would hold up the exit for minutes
+    if is_program and "--debug" not in arguments:
+        # Taking torch and all rows apart takes a second, and after an error a large matrix under way minutes.
+        os._exit(code)
     sys.exit(code)
 
 

@@ -50,7 +50,7 @@ def rank_heat_map(
             table[matrices.index(row["matrix"]), steps.index(row["step"])] = row["norm_effective_rank"]
     panels = [*_metric_groups(metrics), None] if metrics else [None]
     height = min(max(1.4 + 0.24 * len(matrices), 2.6), 26.0)
-    figure, axes = _figure(8.0, [1.5] * (len(panels) - 1) + [height])
+    figure, axes = figure_of(8.0, [1.5] * (len(panels) - 1) + [height])
     for axis, group in zip(axes, panels, strict=True):
         if group is not None and metrics is not None:
             _draw_metrics(axis, metrics, group)
@@ -72,7 +72,7 @@ def score_heat_map(
     for row in rows:
         if row["score"] is not None:
             table[names.index(row[column]), steps.index(row["step"])] = row["score"]
-    figure, axes = _figure(8.0, [min(max(1.4 + 0.24 * len(names), 2.6), 26.0)])
+    figure, axes = figure_of(8.0, [min(max(1.4 + 0.24 * len(names), 2.6), 26.0)])
     _draw_heat_map(figure, axes[0], table, _without_common_path(names), steps, label, _top(table))
     _finish(figure, axes, steps, path, log)
 
@@ -88,11 +88,11 @@ def diagonal_heat_map(
         if row["diagonal"]:
             values = [np.nan if value is None else value for value in row["diagonal"]]
             table[: len(values), steps.index(row["step"])] = values
-    figure, (axis,) = _figure(7.0, [4.2])
+    figure, (axis,) = figure_of(7.0, [4.2])
     image = _draw_cells(axis, table, steps, _top(table))
     axis.set_ylabel("place i (1 is the largest singular value)")
     axis.set_yticks([0.5, *(i - 0.5 for i in range(10, count + 1, 10))], [1, *range(10, count + 1, 10)])
-    axis.set_title(_label(title) + _over_heads(rows[0]), fontsize=10)
+    axis.set_title(plain_label(title) + _over_heads(rows[0]), fontsize=10)
     figure.colorbar(image, ax=axis, label=label)
     _finish(figure, [axis], steps, path, log)
 
@@ -101,16 +101,16 @@ def alignment_matrix(row: Row, path: Path) -> None:
     """The whole matrix A of one pair at one step in colour (Figure B.8)."""
     require_numbers([row], row["pair"])
     table = np.array([[np.nan if value is None else value for value in line] for line in row["matrix"]])
-    figure, (axis,) = _figure(6.4, [min(max(4.6 * table.shape[0] / table.shape[1], 2.0), 12.0)])
+    figure, (axis,) = figure_of(6.4, [min(max(4.6 * table.shape[0] / table.shape[1], 2.0), 12.0)])
     colours = _colour_map().with_extremes(bad="lightgrey")
     image = axis.imshow(
         np.ma.masked_invalid(table), cmap=colours, vmin=0, vmax=_top(table), extent=_from_one(table.shape)
     )
     axis.set_xlabel("place j in the second matrix")
     axis.set_ylabel("place i in the first matrix")
-    axis.set_title(f"{_label(row['pair'])}\nstep {row['step']}{_over_heads(row)}", fontsize=10)
+    axis.set_title(f"{plain_label(row['pair'])}\nstep {row['step']}{_over_heads(row)}", fontsize=10)
     figure.colorbar(image, ax=axis, label="alignment A_ij")
-    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
+    save(figure, path)
 
 
 def _over_heads(row: Row) -> str:
@@ -143,7 +143,7 @@ def spectrum(rows: Sequence[Row], path: Path, log: bool = False) -> None:
     for line, row in zip(values, rows, strict=True):
         if row["singular_values"]:
             line[: len(row["singular_values"])] = row["singular_values"]
-    figure, (axis,) = _figure(7.0, [4.2])
+    figure, (axis,) = figure_of(7.0, [4.2])
     colours = Normalize(1, max(count, 2))
     # The largest are drawn last: they are what the eye looks for.
     order = range(values.shape[1])[::-1]
@@ -157,12 +157,13 @@ def spectrum(rows: Sequence[Row], path: Path, log: bool = False) -> None:
     if len(steps) > 1:
         axis.set_xlim(steps[0], steps[-1])
     axis.set_ylabel("singular value")
-    axis.set_title(f"{_label(rows[0]['matrix'])}  ({rows[0]['shape'][0]} x {rows[0]['shape'][1]})", fontsize=10)
+    axis.set_title(f"{plain_label(rows[0]['matrix'])}  ({rows[0]['shape'][0]} x {rows[0]['shape'][1]})", fontsize=10)
     figure.colorbar(ScalarMappable(colours, _colour_map()), ax=axis, label="rank (1 is the largest)")
     _finish(figure, [axis], steps, path, log)
 
 
-def _figure(width: float, heights: list[float]) -> tuple[Any, list[Any]]:
+def figure_of(width: float, heights: list[float]) -> tuple[Any, list[Any]]:
+    """A figure of panels above each other, of these sizes in inches, with one horizontal axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, sum(heights) + 0.4), layout="constrained")
@@ -177,6 +178,11 @@ def _finish(figure: Any, axes: list[Any], steps: Sequence[int], path: Path, log:
     if len(steps) == 1:
         axes[-1].set_xticks(list(steps), [str(step) for step in steps])
     axes[-1].set_xlabel("training step")
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure in the format of its suffix, whole or not at all."""
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
 
 
@@ -193,7 +199,7 @@ def _draw_heat_map(
     every = -(-len(matrices) // MOST_LABELS)
     shown = range(0, len(matrices), every)
     size = 8 if len(matrices) <= 60 else 6
-    axis.set_yticks([i + 0.5 for i in shown], [_label(matrices[i]) for i in shown], fontsize=size)
+    axis.set_yticks([i + 0.5 for i in shown], [plain_label(matrices[i]) for i in shown], fontsize=size)
     axis.tick_params(axis="y", length=0)
     figure.colorbar(image, ax=axis, label=label, fraction=0.05, pad=0.02)
 
@@ -216,11 +222,11 @@ def _draw_cells(axis: Any, table: NDArray[np.float64], steps: Sequence[int], top
 
 def _draw_metrics(axis: Any, metrics: TrainingMetrics, names: list[str]) -> None:
     for name in names[:MOST_LINES]:
-        axis.plot(metrics.steps, metrics.columns[name], label=_label(name.replace("_", " ")), linewidth=1.2)
+        axis.plot(metrics.steps, metrics.columns[name], label=plain_label(name.replace("_", " ")), linewidth=1.2)
     positive = [value for name in names for value in metrics.columns[name] if value > 0]
     if positive and max(positive) > 100 * min(positive) and len(names) and _kind(names[0]) == "loss":
         axis.set_yscale("log")
-    axis.set_ylabel(_label(_kind(names[0])))
+    axis.set_ylabel(plain_label(_kind(names[0])))
     axis.legend(fontsize=8, frameon=False)
 
 
@@ -251,7 +257,7 @@ def _colour_map() -> Any:
     return colormaps["viridis"]
 
 
-def _label(name: str) -> str:
+def plain_label(name: str) -> str:
     """A name as plain text: matplotlib takes dollars for mathematics."""
     text = printable(name).replace("$", r"\$")
     return text if len(text) <= 90 else f"{text[:43]}...{text[-43:]}"

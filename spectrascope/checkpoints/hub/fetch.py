@@ -84,8 +84,9 @@ class Files:
         return Path(path)
 
     def _reason(self, error: Exception) -> str:
-        if isinstance(error, OSError) and error.strerror and error.filename:
-            return f"cannot be kept at {error.filename} ({error.strerror})"
+        if isinstance(error, OSError) and error.errno and error.strerror:
+            where = error.filename or (constants.HF_HUB_CACHE if self._keep else self._place)
+            return f"cannot be kept at {where} ({error.strerror})"
         return describe(error, self._repository)
 
     def _report(self, report: Report, before: int, whole: int, done: int) -> None:
