@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import RequestError, SpectrascopeError
+from .errors import ClusterError, RequestError
 
 INSTALL = "--dask needs dask.distributed: pip install 'spectrascope[dask]'"
 # Seconds to wait for a scheduler.
@@ -21,33 +25,44 @@ Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 
 
-class ClusterError(SpectrascopeError):
-    """The scheduler or its workers cannot be used."""
-
-
 @dataclass
 class Cluster:
     """A scheduler and its workers, behind the interface of `concurrent.futures`."""
 
     address: str
-    executor: Any
-    workers: int
+    client: Any
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are now."""
+        return len(self.client.scheduler_info(n_workers=-1)["workers"])
 
     def each(
         self, function: Callable[[Task], Outcome], tasks: Sequence[Task], waiting: Callable[[], None]
     ) -> Iterator[tuple[Task, Outcome | BaseException]]:
         """Each task with its outcome, or what it raised, as they come; those of a lost worker run again elsewhere.
 
-        `waiting` is called now and then, and may raise KeyboardInterrupt; what has not begun is then taken back.
+        As many tasks are under way as there are workers. `waiting` is called now and then, and may raise
+        KeyboardInterrupt; what has not begun is then taken back. Raises ClusterError where the scheduler is lost.
         """
-        futures: dict[Future[Outcome], Task] = {self.executor.submit(function, task): task for task in tasks}
+        executor = self.client.get_executor(pure=False)
+        left = deque(tasks)
+        futures: dict[Future[Outcome], Task] = {}
         try:
-            while futures:
+            while futures or left:
+                while left and len(futures) < max(self.workers, 1):
+                    task = left.popleft()
+                    futures[executor.submit(function, task)] = task
                 done, _ = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
                     error = future.exception()
                     yield futures.pop(future), future.result() if error is None else error
                 waiting()
+        except (CancelledError, OSError) as error:
+            raise ClusterError(
+                f"--dask {self.address}: the scheduler is gone; what is finished is in the store, and the same command "
+                "goes on from there"
+            ) from error
         finally:
             for future in futures:
                 future.cancel()
@@ -70,19 +85,23 @@ def open_cluster(address: str) -> Iterator[Cluster]:
     except (OSError, TimeoutError) as error:
         raise ClusterError(f"--dask {address}: no scheduler answers there; start one with `dask scheduler`") from error
     with client:
-        yield Cluster(address, client.get_executor(pure=False), len(client.scheduler_info()["workers"]))
+        yield Cluster(address, client)
 
 
 def _place(address: str) -> dict[str, str]:
     """Where the client is to look. Raises TimeoutError for a file that does not come: the client waits for ever."""
     if "://" in address:
         return {"address": address}
+    if re.fullmatch(r"[\w.-]+:\d+", address):
+        return {"address": f"tcp://{address}"}
     deadline = time.monotonic() + PATIENCE
-    while not os.path.exists(address):
-        if time.monotonic() > deadline:
-            raise TimeoutError
+    while True:
+        try:
+            return {"address": str(json.loads(Path(address).read_text(encoding="utf-8"))["address"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:  # not there yet, or half of it
+            if time.monotonic() > deadline:
+                raise TimeoutError from error
         time.sleep(0.1)
-    return {"scheduler_file": address}
 
 
 def threads_here() -> int | None:

@@ -3,6 +3,10 @@
 SpectrascopeError
 ├── RequestError        what was asked for makes no sense (exit code 2)
 ├── CheckpointError     one checkpoint cannot be read; the others go on
+│   └── Unfetched       it has not come to its end from the Hub; what has come is kept for the next run
+├── HubError            the Hub, or a repository on it, cannot be read
+├── ClusterError        a dask scheduler or its workers cannot be used
+├── TaskError           the user's model and loss cannot be used
 ├── NothingAnalysed     no checkpoint or matrix is left to report (exit code 1)
 └── StoreError          the store cannot be read or written
     ├── StoreLocked     another process holds a file of the store
@@ -42,6 +46,22 @@ class CheckpointError(SpectrascopeError):
         super().__init__(f"{path}: {reason}")
         self.path = str(path)
         self.reason = reason
+
+
+class Unfetched(CheckpointError):
+    """A checkpoint has not come to its end from the Hub; what has come is kept for the next run."""
+
+
+class HubError(SpectrascopeError):
+    """The Hub, or a repository on it, cannot be read."""
+
+
+class ClusterError(SpectrascopeError):
+    """A dask scheduler or its workers cannot be used."""
+
+
+class TaskError(SpectrascopeError):
+    """The user's model and loss cannot be used, or did something that they must not do."""
 
 
 class NothingAnalysed(SpectrascopeError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 from .checkpoints import Container, Reference
-from .errors import CheckpointError
+from .errors import Unfetched
 from .progress import Progress
 
 Opened = tuple[Container, list[str]]
@@ -22,13 +23,17 @@ class Fetcher:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="spectrascope-fetch")
+        self._opening: dict[int, tuple[Reference, Future[Opened]]] = {}
         self._unfinished: Reference | None = None
 
     def __enter__(self) -> Fetcher:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+        if kind is not KeyboardInterrupt:  # after which the next run goes on from there
+            for reference, future in self._opening.values():
+                future.add_done_callback(partial(_release, reference))
 
     def each(
         self, references: Sequence[Reference], waiting: Callable[[Reference], None]
@@ -37,26 +42,34 @@ class Fetcher:
 
         `waiting` is called now and then while it is being fetched, and may raise KeyboardInterrupt.
         """
-        opening: dict[int, Future[Opened]] = {}
         for position, reference in enumerate(references):
             for near in references[position : position + 2]:
-                if near.origin is not None and near.step not in opening:
-                    opening[near.step] = self._executor.submit(near.open, self._progress.fetch)
-            future = opening.pop(reference.step, None)
-            yield reference, (reference.open if future is None else self._result(reference, future, waiting))
+                if near.origin is not None and near.step not in self._opening:
+                    self._opening[near.step] = near, self._executor.submit(near.open, self._progress.fetch)
+            if reference.origin is None:
+                yield reference, reference.open
+            else:
+                yield reference, self._result(reference, waiting)
 
-    def _result(
-        self, reference: Reference, future: Future[Opened], waiting: Callable[[Reference], None]
-    ) -> Callable[[], Opened]:
+    def _result(self, reference: Reference, waiting: Callable[[Reference], None]) -> Callable[[], Opened]:
         def result() -> Opened:
+            _, future = self._opening[reference.step]
             while not wait([future], timeout=0.2).done:
                 waiting(reference)
+            del self._opening[reference.step]
             try:
                 return future.result()
-            except CheckpointError:
+            except Unfetched:
                 if self._unfinished is not None:
                     self._unfinished.release()
                 self._unfinished = reference
                 raise
+            except Exception:
+                reference.release()
+                raise
 
         return result
+
+
+def _release(reference: Reference, _: Future[Opened]) -> None:
+    reference.release()

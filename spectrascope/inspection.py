@@ -10,7 +10,7 @@ from typing import Any
 
 from .architectures.facts import read_facts
 from .architectures.pairs import Pair
-from .checkpoints import Checkpoint, HubRequest, Origin, find_checkpoints, require_weights
+from .checkpoints import Checkpoint, HubRequest, Origin, find_checkpoints, is_on_the_hub, require_weights
 from .errors import CheckpointError, NothingAnalysed, RequestError, unreadable
 from .matrices import plan
 from .remarks import AVERAGED, describe_refused
@@ -136,10 +136,13 @@ def list_revisions(
     steps: str = "all",
     step_regex: str | None = None,
 ) -> Revisions:
-    """What `analyze` would fetch of repositories on the Hub: revisions, steps, bytes. Nothing is fetched.
+    """What `analyze` would fetch of repositories on the Hub: revisions, steps, bytes. Only indices of shards are read.
 
     Raises RequestError for a source, revision or step that does not exist, HubError where a repository is not listed.
     """
+    local = [str(source) for source in sources if not is_on_the_hub(source)]
+    if local:
+        raise RequestError(f"--revisions are of repositories on the Hub, which {local[0]} is not: show it by itself")
     found = find_checkpoints(sources, step_regex, request=HubRequest(tuple(revisions), user=f"process {os.getpid()}"))
     wanted = set(select_steps([reference.step for reference in found.references], steps))
     chosen = [(one, one.origin) for one in found.references if one.step in wanted and one.origin is not None]
@@ -152,6 +155,9 @@ def list_revisions(
         if size["reason"]:
             failure = {"path": origin.label, "step": reference.step, "matrix": None, "reason": size["reason"]}
             result.failures.append(failure)
+    if len(result.failures) == len(result.revisions):
+        causes = [f"{failure['path']}: {failure['reason']}" for failure in result.failures]
+        raise NothingAnalysed("no revision could be read", causes)
     return result
 
 

@@ -268,15 +268,18 @@ def look_up(
     return LookUp(False, settings, content)
 
 
-def has_commit(store: Path, reference: Reference, settings: Settings, trust_mtime: bool) -> bool:
+def has_commit(store: Path, reference: Reference, settings: Settings, weights: str, trust_mtime: bool) -> bool:
     """Whether a store holds all that is asked for of a checkpoint elsewhere, by its commit: without fetching it.
 
-    Raises StoreDamaged where the step's file is none.
+    `weights` is the copy that is asked for, auto for whichever is there. Raises StoreDamaged where the step's file is
+    none, RequestError where it is of the other copy.
     """
     path = step_path(store, reference.step)
     if reference.origin is None or not path.exists():
         return False
     info = _sound(path, trust_mtime)
+    if weights != "auto":
+        require_same_weights(info, weights)
     is_same = info.source["path"] == str(reference.path) and info.source.get("commit") == reference.origin.commit
     heads = (settings.heads, info.settings.get("heads")), (settings.kv_heads, info.settings.get("kv_heads"))
     if not is_same or any(asked not in (None, stored) for asked, stored in heads):

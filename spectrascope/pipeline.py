@@ -90,7 +90,8 @@ def analyze(
         raise RequestError("--heads and --kv-heads must be 1 or more")
     require_weights(weights)
     progress = progress or Silent()
-    devices, device_warning = choose_devices(device)
+    # On a cluster, the workers know what they have.
+    devices, device_warning = choose_devices(device if dask is None else "cpu")
     settings = Settings(top_k, ((tuple(match), tuple(skip)),), heads=heads, kv_heads=kv_heads)
     run = Run(_store_path(source, out), settings, trust_mtime, progress, weights)
     if device_warning:

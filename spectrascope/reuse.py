@@ -26,14 +26,17 @@ class Known:
 
     def __init__(self) -> None:
         self._found: dict[Key, Future[Decomposition] | Callable[[], Decomposition | None]] = {}
+        self._read: set[tuple[Path, int]] = set()
 
     def learn(self, store: Path) -> None:
         """Take in what the finished files of a store hold, and what a run that was killed has left of others."""
         for path in (*part_files(store), *step_files(store).values()):
             try:
-                records = read_info(path).records
-            except StoreDamaged:
-                continue  # set aside when its step comes up
+                version = path, path.stat().st_mtime_ns
+                records = read_info(path).records if version not in self._read else []
+            except (StoreDamaged, FileNotFoundError):
+                continue  # set aside when its step comes up, or done by another worker meanwhile
+            self._read.add(version)
             for record in records:
                 self.is_stored(record, path)
 

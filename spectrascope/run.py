@@ -32,7 +32,7 @@ from .matrices import LEFT_OUT, Matrix, Plan
 from .progress import Progress
 from .remarks import describe_refused
 from .reuse import Known
-from .store import Trajectory, read_info, set_aside, step_files, step_path
+from .store import Trajectory, read_info, remove_parts, set_aside, step_files, step_path
 from .words import counted, coverage_words, human_bytes, listed
 from .workers import Pool
 
@@ -85,11 +85,19 @@ class Run:
         if isinstance(references, list):
             self.total = len(references)
             self._missing = sum(not step_path(self.store, reference.step).exists() for reference in references)
+        with Fetcher(self.progress) as fetcher:
+            self._go_through(self._opening(references, fetcher), pool)
+        self.report(None)
+        if self.steps and not self._announced:
+            self.progress.say(f"{counted(len(self.steps), 'checkpoint')}, all in {self.store} already")
+
+    def _go_through(self, references: Iterable[tuple[Reference, Callable[[], Opened]]], pool: Pool) -> None:
         queue: deque[Job] = deque()
-        for reference, opened in self._opening(references):
+        for reference, opened in references:
             job = self._start(reference, opened)
             if job is not None:
-                self._announce(job.plan)
+                with _released_after_failure(reference):
+                    self._announce(job.plan)
                 # A job with matrices that run alone needs an idle pool: none is queued before or behind it.
                 if not job.alone:
                     job.submit(pool, self.known)
@@ -102,30 +110,28 @@ class Run:
                 self.is_done(reference.step)
         while queue:
             self._finish(queue.popleft(), pool)
-        self.report(None)
-        if self.steps and not self._announced:
-            self.progress.say(f"{counted(len(self.steps), 'checkpoint')}, all in {self.store} already")
 
-    def _opening(self, references: Iterable[Reference]) -> Iterator[tuple[Reference, Callable[[], Opened]]]:
+    def _opening(
+        self, references: Iterable[Reference], fetcher: Fetcher
+    ) -> Iterator[tuple[Reference, Callable[[], Opened]]]:
         """Each checkpoint with what opens it; of those elsewhere, only what the store lacks, and one ahead."""
         if not isinstance(references, list) or not any(one.origin for one in references):
             yield from ((one, one.open) for one in references)
             return
-        with Fetcher(self.progress) as fetcher:
-            lacking = [one for one in references if not self._is_stored(one)]
-            self._done = len(references) - len(lacking)
-            yield from fetcher.each(lacking, lambda one: self.report(one.step))
+        lacking = [one for one in references if not self._is_stored(one)]
+        self._done = len(references) - len(lacking)
+        yield from fetcher.each(lacking, lambda one: self.report(one.step))
 
     def _is_stored(self, reference: Reference) -> bool:
         """Whether the store has all that is asked for of a checkpoint elsewhere, which is then done."""
-        settings = self.settings if self.weights == "auto" else replace(self.settings, weights=self.weights)
         try:
-            is_stored = has_commit(self.store, reference, settings, self.trust_mtime)
+            is_stored = has_commit(self.store, reference, self.settings, self.weights, self.trust_mtime)
         except StoreDamaged:
             return False  # set aside when it comes up
         if is_stored:
             self.steps.append(reference.step)
             reference.release()  # what a run that was killed may have left
+            remove_parts(self.store, reference.step)
         return is_stored
 
     def result(self) -> Trajectory:
@@ -181,6 +187,7 @@ class Run:
             self.warn(f"{error}; set aside as {aside.name} and made again")
             found = LookUp(False, self.settings)
         if found.is_done:
+            remove_parts(self.store, reference.step)
             self.steps.append(reference.step)
             return None
         job = Job(reference, checkpoint, stamp, found)

@@ -53,7 +53,7 @@ class Fault:
     chunk: int = 1 << 16
     pause: float = 0.0  # seconds after each chunk
     whole: bool = False  # the header Range is ignored
-    corrupt: bool = False  # the first byte of the body is wrong
+    corrupt: bool = False  # the last byte of the body is wrong
 
 
 def status(code: int, headers: Mapping[str, str] | None = None, error_code: str | None = None) -> Fault:
@@ -88,7 +88,7 @@ def whole() -> Fault:
 
 
 def corrupt() -> Fault:
-    """The first byte of the body is not that of the file."""
+    """The last byte of the body is not that of the file: one of a tensor."""
     return Fault(corrupt=True)
 
 
@@ -183,6 +183,14 @@ class Hub:
         known.commits[commit] = tree
         (known.tags if tag else known.branches)[revision] = commit
         return commit
+
+    def name(self, repository: str, revision: str, commit: str) -> None:
+        """One more branch at a commit."""
+        self.repositories[repository].branches[revision] = commit
+
+    def commit_of(self, repository: str, revision: str) -> str:
+        """The commit that a branch is at."""
+        return self.repositories[repository].branches[revision]
 
     def gate(self, repository: str) -> None:
         """From now on anyone may list its files, but only who sends `TOKEN` may have them."""
@@ -384,8 +392,8 @@ class _Handler(BaseHTTPRequestHandler):
         stream.seek(start)
         while start < end and self.command == "GET":
             chunk = stream.read(min(fault.chunk, end - start))
-            if fault.corrupt and request.sent == 0:
-                chunk = bytes([chunk[0] ^ 1]) + chunk[1:]
+            if fault.corrupt and start + len(chunk) == stop:
+                chunk = chunk[:-1] + bytes([chunk[-1] ^ 1])
             start += len(chunk)
             request.sent += len(chunk)
             self.wfile.write(chunk)

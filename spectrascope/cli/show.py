@@ -88,7 +88,12 @@ def _show_revisions(
 ) -> int:
     from ..inspection import list_revisions
 
-    found = list_revisions(sources, revisions, steps, step_regex)
+    try:
+        found = list_revisions(sources, revisions, steps, step_regex)
+    except NothingAnalysed as error:
+        for cause in error.causes:
+            output.fail(cause)
+        raise
     code = output.rows(
         "show",
         ", ".join(sources),

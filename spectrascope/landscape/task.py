@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..errors import RequestError, SpectrascopeError
+from ..errors import RequestError, SpectrascopeError, TaskError
 
 TEMPLATE = '''\
 """What spectrascope needs to know of a model: how it is built, and what its losses are."""
@@ -46,10 +46,6 @@ def evaluate(model: torch.nn.Module) -> dict[str, float]:
 #     for start in range(0, len(train_inputs), 512):
 #         yield train_inputs[start : start + 512]
 '''
-
-
-class TaskError(SpectrascopeError):
-    """The user's task cannot be used, or did something that it must not do."""
 
 
 @dataclass(frozen=True)

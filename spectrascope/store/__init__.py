@@ -21,7 +21,7 @@ never see half a file, and many machines can write at once. An existing file is 
     hdf5.py         opening HDF5 files so that every failure is named
 """
 
-from .directory import open_for_writing, set_aside, step_files, step_path
+from .directory import clear_temporaries, open_for_writing, set_aside, step_files, step_path
 from .parts import Parts, part_files, remove_parts
 from .plain import write_plain
 from .step_file import FORMAT_VERSION, Record, StepInfo, StepWriter, read_info, read_sides, read_step, read_vectors
@@ -34,6 +34,7 @@ __all__ = [
     "StepInfo",
     "StepWriter",
     "Trajectory",
+    "clear_temporaries",
     "open",
     "open_for_writing",
     "part_files",

@@ -6,14 +6,14 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import RequestError, StoreError
 from ..words import listed
 
-TEMPORARY = re.compile(r"\.step\d+\.h5\.(?P<host>.+)\.(?P<process>\d+)\.[0-9a-f]{32}\.tmp$")
+TEMPORARY = re.compile(r"\.step(?P<step>\d+)\.h5\.(?P<host>.+)\.(?P<process>\d+)\.[0-9a-f]{32}\.tmp$")
 STEP_FILE = re.compile(r"step(\d{10,})\.h5$")
 
 
@@ -61,6 +61,15 @@ def open_for_writing(store: Path) -> Iterator[None]:
         if is_new:
             with suppress(OSError):
                 store.rmdir()  # refused where there is any file
+
+
+def clear_temporaries(store: Path, steps: Iterable[int]) -> None:
+    """Remove what lost workers, on whatever machine, have left of these steps, whose files are there."""
+    done = set(steps)
+    for path in store.iterdir():
+        found = TEMPORARY.match(path.name)
+        if found and int(found["step"]) in done:
+            path.unlink(missing_ok=True)
 
 
 def _foreign(store: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import uuid
@@ -10,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import StoreError
-from .step_file import Record, StepInfo, StepWriter
+from .directory import STEP_FILE
+from .step_file import Record, StepInfo, StepWriter, read_info
 
 # Seconds of work between two of them. A checkpoint that takes less leaves none.
 SAVE_EVERY = 60.0
@@ -27,15 +29,22 @@ class Parts:
         self._store, self._info = store, info
         self._saved = time.monotonic()
         self._records: list[Record] = []
+        self._there = {
+            (record.name, record.raw_hash)
+            for path in part_files(store)
+            if path.parent.parent == _folder(store, info.step)
+            for record in _records(path)
+        }
 
     def add(self, record: Record, writer: StepWriter) -> None:
         """A matrix is in the writer of the step's file; it is saved with those since the last part, if it is time."""
-        self._records.append(record)
-        if time.monotonic() - self._saved >= SAVE_EVERY:
+        if (record.name, record.raw_hash) not in self._there:
+            self._records.append(record)
+        if self._records and time.monotonic() - self._saved >= SAVE_EVERY:
             with suppress(StoreError, OSError):  # the step's file itself will say that the disk is full
                 self._save(writer)
+                self._records = []
             self._saved = time.monotonic()
-            self._records = []
 
     def _save(self, writer: StepWriter) -> None:
         folder = _folder(self._store, self._info.step) / uuid.uuid4().hex
@@ -51,7 +60,9 @@ class Parts:
 
 def part_files(store: Path) -> list[Path]:
     """The finished parts of all steps."""
-    return sorted((store / PARTS).glob("*/*/step*.h5"))
+    # Unlike Path.glob, this goes on where another worker removes a directory meanwhile.
+    found = [Path(folder, name) for folder, _, names in os.walk(store / PARTS) for name in names]
+    return sorted(path for path in found if STEP_FILE.match(path.name))
 
 
 def remove_parts(store: Path, step: int) -> None:
@@ -59,6 +70,13 @@ def remove_parts(store: Path, step: int) -> None:
     shutil.rmtree(_folder(store, step), ignore_errors=True)
     with suppress(OSError):
         (store / PARTS).rmdir()  # refused while there are those of another step
+
+
+def _records(path: Path) -> list[Record]:
+    try:
+        return read_info(path).records
+    except StoreError:
+        return []
 
 
 def _folder(store: Path, step: int) -> Path:

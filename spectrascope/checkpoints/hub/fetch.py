@@ -15,7 +15,7 @@ from typing import Any
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from tqdm.auto import tqdm
 
-from ...errors import CheckpointError
+from ...errors import Unfetched
 from ..origin import Report
 from .faults import describe, may_pass
 from .repository import HubFile
@@ -28,7 +28,7 @@ class Files:
     """The files of one commit on this disk.
 
     What the user's cache holds is read there and stays. What is not there is fetched into a place of its own, by
-    commit and by `user` (the store that is made of it), so that a run that was killed goes on where it was and no
+    commit, name and `user` (the store that is made of it), so that a run that was killed goes on where it was and no
     other run loses its files; `remove` takes that away. With `keep` it is fetched into the user's cache.
     """
 
@@ -45,7 +45,7 @@ class Files:
     def fetch(self, files: Sequence[HubFile], report: Report) -> Path:
         """The directory that holds these files, once they are there; `report` is told label, bytes done and all bytes.
 
-        Raises CheckpointError where one cannot be had; what has come so far is kept for the next attempt.
+        Raises Unfetched where one cannot be had; what has come so far is kept for the next attempt.
         """
         names = [file.name for file in files]
         if cached := self.cached(names):
@@ -57,7 +57,15 @@ class Files:
             path = self._fetch_one(file, partial(self._report, report, before, whole))
             before += file.size
         assert path is not None
+        if self._keep:
+            self._name_commit(path.parent.parent.parent / "refs" / self._label.partition("@")[2])
         return path.parent
+
+    def _name_commit(self, ref: Path) -> None:
+        """So that HF_HUB_OFFLINE finds the revision by its name."""
+        if ref.name != self._commit:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(self._commit)
 
     def remove(self) -> None:
         """Take away what was fetched for the while; never what the user's cache holds."""
@@ -65,10 +73,6 @@ class Files:
         shutil.rmtree(place, ignore_errors=True)
         with suppress(OSError):
             place.parent.rmdir()  # refused while another revision is there
-
-    def discard(self, name: str) -> None:
-        """Take away one file that is not what it should be, if it was fetched for the while."""
-        (self._place / name).unlink(missing_ok=True)
 
     def _fetch_one(self, file: HubFile, report: Callable[[int], None]) -> Path:
         place: dict[str, Any] = {} if self._keep else {"local_dir": self._place}
@@ -79,14 +83,14 @@ class Files:
                 break
             except Exception as error:  # of the client, of its HTTP library, of the disk
                 if wait is None or not may_pass(error):
-                    raise CheckpointError(f"{self._label}/{file.name}", self._reason(error)) from error
+                    raise Unfetched(f"{self._label}/{file.name}", self._reason(error)) from error
                 time.sleep(wait)
         return Path(path)
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, OSError) and error.errno and error.strerror:
             where = error.filename or (constants.HF_HUB_CACHE if self._keep else self._place)
-            return f"cannot be kept at {where} ({error.strerror})"
+            return f"cannot be kept at {where} ({error.strerror}); make room there, or set HF_HOME to another disk"
         return describe(error, self._repository)
 
     def _report(self, report: Report, before: int, whole: int, done: int) -> None:
@@ -95,7 +99,7 @@ class Files:
     @property
     def _place(self) -> Path:
         """Where huggingface_hub wants other programs to keep what they fetch."""
-        user = sha256(os.path.abspath(self._user).encode()).hexdigest()[:8]
+        user = sha256(f"{os.path.abspath(self._user)} {self._label}".encode()).hexdigest()[:8]
         repository = self._repository.replace("/", "--")
         return Path(constants.HF_ASSETS_CACHE, "spectrascope", repository, f"{self._commit[:12]}-{user}")
 

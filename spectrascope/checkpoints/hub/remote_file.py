@@ -124,7 +124,8 @@ class RemoteSafetensors:
             "GET", self._url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, retry_on_exceptions=()
         ) as response:
             hf_raise_for_status(response)
-            if response.status_code != 206:
+            came = str(response.headers.get("Content-Range", ""))
+            if response.status_code != 206 or not came.startswith(f"bytes {begin}-"):
                 raise CheckpointError(self._label, "is served whole only; leave out --match, and it is fetched whole")
             left = end - begin
             for chunk in response.iter_bytes():

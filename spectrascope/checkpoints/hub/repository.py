@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
-from ...errors import CheckpointError, SpectrascopeError
+from ...errors import CheckpointError, HubError
 from ...tensors import natural_key
 from .address import SCHEME
 from .faults import OFFLINE, describe
@@ -30,10 +30,6 @@ class HubFile:
     name: str
     size: int
     digest: str
-
-
-class HubError(SpectrascopeError):
-    """The Hub, or a repository of it, cannot be read."""
 
 
 class Repository:

@@ -88,15 +88,17 @@ class HubRevision:
 
     def release(self) -> None:
         """Take away what was fetched and was not in the user's cache before. What is kept for good stays."""
-        if not self.request.keep:
-            self._files.remove()
+        self._files.remove()
 
     def stamp(self, used: Sequence[Path]) -> Stamp:
         """Name, size and hash of each file that decides values, as the Hub lists them."""
         return [(file.name, file.size, file.digest) for file in self._deciding(used)]
 
     def content(self, used: Sequence[Path]) -> str:
-        """The blobs' own hashes. Raises CheckpointError where what was fetched is not what was published."""
+        """The blobs' own hashes, which files on this disk must have.
+
+        Raises CheckpointError where they have not. What is read in place is not hashed.
+        """
         files = self._deciding(used)
         if self._is_local:
             for file in files:
@@ -159,12 +161,9 @@ class HubRevision:
         except OSError as error:
             raise CheckpointError(path, f"cannot be read ({error.strerror or error})") from error
         if not is_sound:
-            self._files.discard(file.name)
-            raise CheckpointError(
-                f"{self.label}/{file.name}",
-                f"came with other bytes than were published ({path}); the same command fetches it again, "
-                "if it was not in your cache before",
-            )
+            is_kept = self.request.keep or self._files.cached([file.name]) is not None
+            way_out = f"delete {path.resolve()}" if is_kept else "the same command fetches it anew"
+            raise CheckpointError(f"{self.label}/{file.name}", f"has other bytes than were published; {way_out}")
 
 
 def _all_safe(files: Sequence[HubFile]) -> bool:
