@@ -31,6 +31,7 @@ class Machines:
     address: str
     env: dict[str, str]
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    scheduler: subprocess.Popen[bytes] | None = None
 
     def add_worker(self) -> subprocess.Popen[bytes]:
         options = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1"]
@@ -55,7 +56,7 @@ def _machines(tmp_path: Path, env: dict[str, str]) -> Iterator[Machines]:
     file = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     scheduler = _dask("scheduler", *options, env=env, cwd=tmp_path)
-    found = Machines("", env)
+    found = Machines("", env, scheduler=scheduler)
     try:
         found.address = _address(file)
         found.add_worker()
@@ -171,6 +172,25 @@ def test_failures_are_those_of_a_local_run(machines: Machines, trajectory: Path)
     nothing = run_cli("analyze", trajectory, "-o", "n.spectra", "--dask", machines.address, "--match", "nope")
     assert nothing.code == 2
     assert "no matrix is left by nope; there are a.weight" in nothing.err
+    averaged = run_cli(
+        "analyze", trajectory, "-o", "far.spectra", "--dask", machines.address, "--weights", "averaged", "--steps", "0"
+    )
+    assert averaged.code in (1, 2)
+    assert "failed on its worker" not in averaged.err
+
+
+def test_the_scheduler_is_lost(machines: Machines, trajectory: Path) -> None:
+    command = ["analyze", str(trajectory), "-o", "far.spectra", "--dask", machines.address]
+    program = [sys.executable, "-m", "spectrascope", *command]
+    client = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while len(finished()) < 2 and client.poll() is None:
+        time.sleep(0.005)
+    assert machines.scheduler is not None
+    machines.scheduler.kill()
+    _, said = client.communicate(timeout=120)
+    assert client.returncode == 1, said
+    assert "the scheduler is gone; what is finished is in the store" in said
+    assert spectrascope.open("far.spectra").failures == []
 
 
 def test_revisions_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -421,3 +421,20 @@ def test_on_a_terminal_there_is_a_bar_and_a_table_in_colour(tmp_path: Path) -> N
     lines = [line for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines() if "512x128" in line]
     assert len(lines) == 1
     assert "123.7" in lines[0]
+
+
+def test_values_only_keeps_singular_values_alone(cli: Any, tmp_path: Path) -> None:
+    """Kilobytes a checkpoint; the values are those of the default, and vectors come when they are asked for."""
+    command = ("analyze", GROK, "--steps", "last", "--format", "json")
+    whole = cli(*command, "-o", tmp_path / "whole.spectra")
+    alone = cli(*command, "-o", tmp_path / "alone.spectra", "--values-only")
+    for one, other in zip(alone.json["rows"], whole.json["rows"], strict=True):
+        assert one["matrix"] == other["matrix"]
+        assert one["effective_rank"] == pytest.approx(other["effective_rank"], rel=1e-10)
+    (file,) = (tmp_path / "alone.spectra").glob("step*.h5")
+    (large,) = (tmp_path / "whole.spectra").glob("step*.h5")
+    assert file.stat().st_size < 30_000 < large.stat().st_size / 10
+    refused = cli("sva", tmp_path / "alone.spectra", "--format", "json")
+    assert all("no singular vectors are kept" in row["reason"] for row in refused.json["rows"])
+    assert cli(*command, "-o", tmp_path / "alone.spectra").code == 0
+    assert (tmp_path / "alone.spectra" / file.name).stat().st_size == large.stat().st_size
