@@ -32,6 +32,9 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/reports.py
+	$(BIN)/python benchmarks/trajectory.py
+	$(BIN)/python benchmarks/competitors.py
+	$(BIN)/python benchmarks/large.py
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache
