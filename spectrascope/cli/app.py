@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -65,7 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _open_closed_streams()
     _never_fail_to_print()
-    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # the Hub's client logs what is retried; we say what failed
     gc.set_threshold(100_000)  # rows are many small objects, and none of them is in a cycle
     code = _run(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -79,7 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
+    logged = logging.root.manager.disable
     try:
+        if not debug:
+            logging.disable(logging.CRITICAL)  # of libraries, such as what is retried; we say what failed
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # those of libraries; ours go through Output
@@ -96,6 +99,8 @@ def _run(arguments: list[str]) -> int:
         if message:
             print_error(message)
         return code
+    finally:
+        logging.disable(logged)
 
 
 def _describe(error: Exception) -> tuple[str, int]:
