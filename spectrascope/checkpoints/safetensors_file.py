@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..errors import CheckpointError, unreadable
+from ..errors import CheckpointError, Pathish, unreadable
 from ..tensors import TensorInfo
 from .container import require_content
 
@@ -56,21 +56,10 @@ class SafetensorsFile:
         require_content(path)
 
     def tensors(self) -> list[TensorInfo]:
-        return [
-            TensorInfo(name, tuple(entry["shape"]), DTYPES.get(entry["dtype"], entry["dtype"].lower()))
-            for name, entry in self._header().items()
-        ]
+        return describe_entries(self._header())
 
     def load(self, name: str, index: int | None = None) -> torch.Tensor:
-        entry = self._header()[name]
-        dtype = getattr(torch, DTYPES.get(entry["dtype"], "none"), None)
-        if dtype is None:
-            raise CheckpointError(self.path, f"{name} is of a type that torch does not have ({entry['dtype']})")
-        begin, end = entry["data_offsets"]
-        shape = entry["shape"]
-        if index is not None:
-            shape, size = shape[1:], (end - begin) // shape[0]
-            begin, end = begin + index * size, begin + (index + 1) * size
+        dtype, shape, begin, end = piece_of(self.path, name, self._header()[name], index)
         content = torch.empty(end - begin, dtype=torch.uint8)
         try:
             with self.path.open("rb") as file:
@@ -123,6 +112,32 @@ class SafetensorsFile:
             is_shard = False
         if is_shard:
             raise CheckpointError(self.path, f"holds the shards of one process; {PUT_TOGETHER}")
+
+
+def describe_entries(entries: dict[str, dict[str, Any]]) -> list[TensorInfo]:
+    """The tensors that a header lists."""
+    return [
+        TensorInfo(name, tuple(entry["shape"]), DTYPES.get(entry["dtype"], entry["dtype"].lower()))
+        for name, entry in entries.items()
+    ]
+
+
+def piece_of(
+    path: Pathish, name: str, entry: dict[str, Any], index: int | None
+) -> tuple[torch.dtype, list[int], int, int]:
+    """Type and shape of a tensor, or of what is at `index` of its first axis, and where among the data its bytes are.
+
+    Raises CheckpointError for a type that torch does not have.
+    """
+    dtype = getattr(torch, DTYPES.get(entry["dtype"], "none"), None)
+    if dtype is None:
+        raise CheckpointError(path, f"{name} is of a type that torch does not have ({entry['dtype']})")
+    begin, end = entry["data_offsets"]
+    shape = entry["shape"]
+    if index is not None:
+        shape, size = shape[1:], (end - begin) // shape[0]
+        begin, end = begin + index * size, begin + (index + 1) * size
+    return dtype, shape, begin, end
 
 
 def _cause(path: Path, error: Exception) -> str:

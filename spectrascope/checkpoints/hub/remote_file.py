@@ -16,7 +16,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_st
 
 from ...errors import CheckpointError
 from ...tensors import TensorInfo
-from ..safetensors_file import DTYPES, LONGEST_HEADER
+from ..safetensors_file import DTYPES, LONGEST_HEADER, describe_entries, piece_of
 from .faults import describe, is_of_the_connection
 from .repository import HubFile
 
@@ -40,21 +40,10 @@ class RemoteSafetensors:
         self._lock = threading.Lock()
 
     def tensors(self) -> list[TensorInfo]:
-        return [
-            TensorInfo(name, tuple(entry["shape"]), DTYPES.get(entry["dtype"], entry["dtype"].lower()))
-            for name, entry in self._entries.items()
-        ]
+        return describe_entries(self._entries)
 
     def load(self, name: str, index: int | None = None) -> torch.Tensor:
-        entry = self._entries[name]
-        dtype = getattr(torch, DTYPES.get(entry["dtype"], "none"), None)
-        if dtype is None:
-            raise CheckpointError(self._label, f"{name} is of a type that torch does not have ({entry['dtype']})")
-        begin, end = entry["data_offsets"]
-        shape = entry["shape"]
-        if index is not None:
-            shape, size = shape[1:], (end - begin) // shape[0]
-            begin, end = begin + index * size, begin + (index + 1) * size
+        dtype, shape, begin, end = piece_of(self._label, name, self._entries[name], index)
         content = torch.empty(end - begin, dtype=torch.uint8)
         self._read(self._data_start + begin, memoryview(content.numpy()))
         return content.view(dtype).reshape(shape)
