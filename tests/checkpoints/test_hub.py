@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,9 @@ def hub(revisions: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             hub.add(REPOSITORY, name, files)
         hub.add(REPOSITORY, "main", revisions["step1000"])
         yield hub
+        for thread in threading.enumerate():  # what is fetched ahead still talks to this Hub
+            if thread.name.startswith("spectrascope-fetch"):
+                thread.join(30)
 
 
 @pytest.fixture
@@ -435,6 +439,24 @@ def test_a_revision_without_weights(hub: Hub, analyze: Any) -> None:
     found = analyze(ADDRESS, "--revisions", "step[234]")
     assert (found.code, steps(found)) == (3, [2, 4])
     assert "holds no weights of a format that is read here: README.md" in found.json["failures"][0]["reason"]
+
+
+@pytest.mark.parametrize("match", [(), ("--match", "*dense*")], ids=["whole", "in place"])
+def test_a_part_of_a_model_is_no_model(hub: Hub, tmp_path: Path, analyze: Any, match: tuple[str, ...]) -> None:
+    files = write_revisions(tmp_path / "s", [3], shard=True)["step3"]
+    shards = sorted(name for name in files if name.endswith(".safetensors"))
+    hub.add("org/part", "step3", {name: path for name, path in files.items() if name not in shards[1:]})
+    found = analyze("hf://org/part@step3", *match)
+    assert (found.code, "lacks some of its shards" in found.err) == (1, True), found.err
+
+
+def test_tensors_that_overlap_are_refused_in_place(hub: Hub, analyze: Any) -> None:
+    entry = {"dtype": "F32", "shape": [4, 4]}
+    header = json.dumps({"a.weight": entry | {"data_offsets": [0, 64]}, "b.weight": entry | {"data_offsets": [32, 96]}})
+    content = len(header).to_bytes(8, "little") + header.encode() + bytes(96)
+    hub.add("org/lying", "step1", {"model.safetensors": content})
+    found = analyze("hf://org/lying@step1", "--match", "*")
+    assert (found.code, "is not a valid safetensors file" in found.err) == (1, True), found.err
 
 
 def test_show_lists_revisions_before_anything_is_fetched(hub: Hub, revisions: Any, cli: Any) -> None:

@@ -14,7 +14,7 @@ from ..container import Container
 from ..directory import INDICES, WHOLE_FILES, is_weight_name
 from ..formats import open_file
 from ..origin import HubRequest, Report, Stamp, unseen
-from ..sharded import full_shard_sets, open_index, open_shards, read_index
+from ..sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
 from .fetch import Files
 from .remote_file import RemoteSafetensors
 from .repository import HubFile, Repository
@@ -123,6 +123,9 @@ class HubRevision:
                 return Weights([self._listed[whole]])
         sets = list(full_shard_sets(names).values())
         lone = [name for name in names if is_weight_name(name)]
+        if not sets and any(map(SHARD.match, lone)):
+            there = listed([name for name in lone if SHARD.match(name)], 4)
+            raise CheckpointError(self.label, f"lacks some of its shards: only {there} is there")
         chosen = sets[0] if sets else lone
         if not chosen or (len(chosen) > 1 and not sets):
             if lone:
