@@ -3,7 +3,7 @@
 SpectrascopeError
 ├── RequestError        what was asked for makes no sense (exit code 2)
 ├── CheckpointError     one checkpoint cannot be read; the others go on
-│   └── Unfetched       it has not come to its end from the Hub; what has come is kept for the next run
+│   └── Unfetched       it has not come to its end from the Hub; files that came whole are kept
 ├── HubError            the Hub, or a repository on it, cannot be read
 ├── ClusterError        a dask scheduler or its workers cannot be used
 ├── TaskError           the user's model and loss cannot be used
@@ -49,7 +49,7 @@ class CheckpointError(SpectrascopeError):
 
 
 class Unfetched(CheckpointError):
-    """A checkpoint has not come to its end from the Hub; what has come is kept for the next run."""
+    """A checkpoint has not come to its end from the Hub; files that came whole are kept for the next run."""
 
 
 class HubError(SpectrascopeError):

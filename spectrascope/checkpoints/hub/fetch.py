@@ -45,7 +45,7 @@ class Files:
     def fetch(self, files: Sequence[HubFile], report: Report) -> Path:
         """The directory that holds these files, once they are there; `report` is told label, bytes done and all bytes.
 
-        Raises Unfetched where one cannot be had; what has come so far is kept for the next attempt.
+        Raises Unfetched where one cannot be had; files that came whole are kept for the next attempt.
         """
         names = [file.name for file in files]
         if cached := self.cached(names):
@@ -107,7 +107,7 @@ class Files:
 def _reporting(report: Callable[[int], None]) -> type[tqdm]:
     """A bar of the client that shows nothing and says how many bytes have come."""
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm ships no types
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **(kwargs | {"disable": True}))
