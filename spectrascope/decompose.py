@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from .arrays import Array, as_array, count_zeros, to_torch
 
 # Below this share of sigma_1 the Gram matrix no longer holds 1e-10 with room to spare. The error grows with 1 / sigma
 # and with the width: 8e-11 at 1e-5 sigma_1 for a width of 500, 1.2e-10 at 2.1e-5 for 3200; so it stays near 4e-11.
@@ -54,13 +55,16 @@ class Decomposition:
 
 @dataclass(frozen=True)
 class Backend:
-    """Where the arithmetic runs. `linalg` is numpy.linalg or torch.linalg; `upcast` makes a float64 array there."""
+    """Where the arithmetic runs. `linalg` is numpy.linalg or torch.linalg.
+
+    `take` brings a stored matrix there as it is, `upcast` makes a float64 array of a block of it.
+    """
 
     name: str
     linalg: Any
     svd: Callable[[Any], tuple[Any, Any, Any]]
-    device: str
-    upcast: Callable[[torch.Tensor], Any]
+    take: Callable[[Array], Any]
+    upcast: Callable[[Any], Any]
     concatenate: Callable[[list[Any]], Any]
     to_numpy: Callable[[Any], NDArray[np.float64]]
     from_numpy: Callable[[NDArray[np.float64]], Any]
@@ -70,8 +74,8 @@ NUMPY = Backend(
     name="NumPy",
     linalg=np.linalg,
     svd=lambda array: np.linalg.svd(array, full_matrices=False),
-    device="cpu",
-    upcast=lambda block: block.to(torch.float64).numpy(),
+    take=lambda matrix: matrix,
+    upcast=lambda block: np.ascontiguousarray(block, np.float64),
     concatenate=np.concatenate,
     to_numpy=np.asarray,
     from_numpy=np.asarray,
@@ -80,35 +84,39 @@ NUMPY = Backend(
 
 def torch_backend(device: str) -> Backend:
     """The same algorithm on torch arrays of `device`."""
+    import torch
+
     # On a GPU the default driver, Jacobi, may not converge; QR iteration does, and is asked for rarely.
     driver = "gesvd" if device.startswith("cuda") else None
     return Backend(
         name=f"torch on {device}",
         linalg=torch.linalg,
         svd=lambda array: torch.linalg.svd(array, full_matrices=False, driver=driver),
-        device=device,
-        upcast=lambda block: block.to(torch.float64),
+        take=lambda matrix: to_torch(matrix).to(device),
+        upcast=lambda block: block.contiguous().to(torch.float64),
         concatenate=torch.cat,
         to_numpy=lambda array: array.cpu().numpy(),
         from_numpy=lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device),
     )
 
 
-def decompose(matrix: torch.Tensor, top_k: int = 100, device: str = "cpu") -> Decomposition:
+def decompose(matrix: Any, top_k: int = 100, device: str = "cpu") -> Decomposition:
     """Singular values of a matrix and its first `top_k` singular vectors.
 
     Parameters
     ----------
-    matrix : (m, n) tensor of float16, bfloat16, float32 or float64, m and n positive
+    matrix : (m, n) array or tensor of float16, bfloat16, float32 or float64, m and n positive
     top_k : how many vectors of either side; min(top_k, R) are given, none for 0
     device : "cpu", "cuda" or "cuda:i"
 
     A zero matrix has singular values of 0 and some orthonormal vectors. A matrix with NaN or Inf is not decomposed;
     nor is one for which every routine on every device fails. No noise is ever added. Raises nothing of its own.
     """
-    backends = [NUMPY, torch_backend("cpu")] if device == "cpu" else [torch_backend(device), NUMPY]
+    matrix = as_array(matrix)
     troubles: list[str] = []
-    for backend in backends:
+    # torch is asked second on the CPU, and imported for that alone.
+    for name in ("numpy", "cpu") if device == "cpu" else (device, "numpy"):
+        backend = NUMPY if name == "numpy" else torch_backend(name)
         try:
             tall = _Tall(matrix, backend)
             sigma, short = _values_and_short_side(tall, top_k, troubles)
@@ -127,7 +135,7 @@ def decompose(matrix: torch.Tensor, top_k: int = 100, device: str = "cpu") -> De
     return undecomposed(matrix.shape, top_k, f"not decomposed: {'; '.join(dict.fromkeys(troubles))}", failed=True)
 
 
-def decompose_blocks(blocks: torch.Tensor, side: str, top_k: int = 100, device: str = "cpu") -> Decomposition:
+def decompose_blocks(blocks: Array, side: str, top_k: int = 100, device: str = "cpu") -> Decomposition:
     """The decompositions of several matrices of one shape, of which one side is kept.
 
     blocks : (count, m, n);  side : "left" or "right"
@@ -149,24 +157,24 @@ def decompose_blocks(blocks: torch.Tensor, side: str, top_k: int = 100, device: 
     )
 
 
-def norms_of_rows(filters: torch.Tensor, shape: tuple[int, int]) -> Decomposition:
+def norms_of_rows(filters: Array, shape: tuple[int, int]) -> Decomposition:
     """The decomposition of a depthwise convolution: (c, k) filters stand for a (c, c k) matrix with one in each row.
 
     Its singular values are the norms of the filters; the vectors, which are the filters one by one, are not kept.
     NaN or Inf as in `decompose`.
     """
-    values = filters.detach().to(torch.float64)
-    if not bool(torch.isfinite(values).all()):
+    values = filters.astype(np.float64)
+    if not np.isfinite(values).all():
         return undecomposed(shape, 0, _count_non_finite(filters))
-    largest = float(values.abs().max()) or 1.0  # relative to it, squares neither overflow nor vanish
-    norms = torch.linalg.vector_norm(values / largest, dim=1).numpy() * largest
+    largest = float(np.abs(values).max()) or 1.0  # relative to it, squares neither overflow nor vanish
+    norms = np.linalg.norm(values / largest, axis=1) * largest
     none = np.zeros((0, 0), np.float32)
     return Decomposition(-np.sort(-norms), none, none)
 
 
-def share_of_zeros(matrix: torch.Tensor) -> float:
+def share_of_zeros(matrix: Array) -> float:
     """The share of a matrix' entries that are exactly zero, in [0, 1]: its sparsity."""
-    return 1.0 - float(matrix.count_nonzero()) / float(matrix.numel())
+    return count_zeros(matrix) / matrix.size
 
 
 def undecomposed(shape: tuple[int, ...], top_k: int, reason: str, failed: bool = False) -> Decomposition:
@@ -192,14 +200,14 @@ class _Tall:
     float64 input is scaled by a power of two, so that squares of its entries neither overflow nor vanish.
     """
 
-    def __init__(self, matrix: torch.Tensor, backend: Backend) -> None:
+    def __init__(self, matrix: Array, backend: Backend) -> None:
         self.backend = backend
         self.transposed = matrix.shape[0] < matrix.shape[1]
         self.length, self.width = max(matrix.shape), min(matrix.shape)
-        self._matrix = matrix.detach().to(backend.device)
+        self._matrix = backend.take(matrix)
         self.exponent = 0
-        if matrix.dtype == torch.float64:
-            largest = float(torch.linalg.vector_norm(self._matrix, ord=float("inf")))
+        if matrix.dtype == np.float64:
+            largest = max(float(matrix.max()), -float(matrix.min()))
             self.exponent = int(np.frexp(largest)[1]) if np.isfinite(largest) else 0
 
     def blocks(self, rows: int | None = None) -> Iterator[Any]:
@@ -207,7 +215,7 @@ class _Tall:
         rows = rows or max(1, BLOCK_BYTES // (8 * self.width))
         for start in range(0, self.length, rows):
             piece = self._matrix[:, start : start + rows] if self.transposed else self._matrix[start : start + rows]
-            array = self.backend.upcast(piece.contiguous())
+            array = self.backend.upcast(piece)
             if self.exponent:
                 half = self.exponent // 2  # in two steps: 2**-exponent alone may overflow
                 array = array * 2.0**-half * 2.0 ** (half - self.exponent)
@@ -293,11 +301,10 @@ def _stored(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.ascontiguousarray(vectors.T, dtype=np.float32)
 
 
-def _count_non_finite(matrix: torch.Tensor) -> str:
-    nan = int(torch.isnan(matrix).sum())
-    infinite = int(torch.isinf(matrix).sum())
+def _count_non_finite(matrix: Array) -> str:
+    nan, infinite = int(np.isnan(matrix).sum()), int(np.isinf(matrix).sum())
     counts = [f"{count} {name}" for count, name in ((nan, "NaN"), (infinite, "Inf")) if count]
-    return f"non-finite: {' and '.join(counts)} of {matrix.numel()} entries"
+    return f"non-finite: {' and '.join(counts)} of {matrix.size} entries"
 
 
 def _trouble(routine: str, backend: Backend, error: BaseException) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING
 
 from .architectures.facts import Facts
 from .architectures.family import Family
@@ -16,12 +15,10 @@ from .architectures.layers import Layer, Layers
 from .architectures.layouts import Parts, Rows
 from .architectures.pairs import Blocks, Pair, Vectors, with_part
 from .architectures.registry import recognise
+from .arrays import Array
 from .roles import EMBEDDINGS, HEADS, Order, fused_halves, role_of
 from .skipping import Load, reason_to_skip
 from .tensors import TensorInfo, natural_key
-
-if TYPE_CHECKING:
-    import torch
 
 NO_FACTS = Facts()
 LEFT_OUT = "left out by --match or --skip"
@@ -80,28 +77,28 @@ class Matrix:
         short, long = sorted(self.shape)
         return max(self.block_count, 1) * (float(long) * short**2 + 10.0 * short**3)
 
-    def cut(self, load: Callable[[str, int | None], torch.Tensor]) -> torch.Tensor:
+    def cut(self, load: Callable[[str, int | None], Array]) -> Array:
         """What is stored of this matrix, of blocks all; `load` reads a tensor, or one of the first axis."""
         tensor = load(self.tensor, self.expert)
         if self.transposed:
-            tensor = tensor.transpose(0, 1)
+            tensor = tensor.swapaxes(0, 1)
         if self.rows is None:
             return tensor
         groups = tensor.reshape(self.rows.groups, -1, tensor.shape[-1])
         return groups[:, self.rows.start : self.rows.stop].reshape(self.rows.count, -1)
 
-    def of(self, piece: torch.Tensor) -> torch.Tensor:
+    def of(self, piece: Array) -> Array:
         """The matrix itself, shape (out, in), from what `cut` gives; a view where that is possible.
 
         Of a depthwise convolution, its c filters as rows, shape (c, k); of blocks, all of them, (count, out, in).
         """
         if self.role == "transposed conv":
-            piece = piece.transpose(0, 1)
+            piece = piece.swapaxes(0, 1)
         if self.blocks is not None:
             rows, columns = self.shape
             if self.blocks.axis == 0:
                 return piece.reshape(-1, rows, columns)
-            return piece.reshape(rows, -1, columns).transpose(0, 1)
+            return piece.reshape(rows, -1, columns).swapaxes(0, 1)
         return piece.reshape(self.shape if self.has_vectors else (self.shape[0], -1))
 
 

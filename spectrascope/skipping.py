@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from .arrays import Array
 from .roles import is_bias_of_experts, is_expert_stack
 from .tensors import FLOATS, TensorInfo
-
-if TYPE_CHECKING:
-    import torch
 
 # Constants that are saved beside parameters, known by the last part of their name.
 BUFFERS = {
@@ -20,7 +19,7 @@ BUFFERS = {
     **dict.fromkeys(["pe", "position_ids", "pos_table", "positional_encoding"], "position table"),
 }
 # Reads a tensor, or what is at a place of its first axis.
-Load = Callable[[str, int | None], "torch.Tensor"]
+Load = Callable[[str, int | None], Array]
 ROTARY = re.compile(r"(?:rope|rotary)\w*\.(?:cos|sin)$")
 
 
@@ -74,7 +73,7 @@ def _is_causal_mask(info: TensorInfo, load: Load) -> bool:
     table = load(info.name, None).reshape(info.shape[-2:])
     first, last = table[0], table[-1]
     if bool((last == 1).all()) and bool((first[1:] == 0).all()):
-        return bool((table == table.new_ones(table.shape).tril()).all())
+        return bool((table == np.tri(len(table), dtype=table.dtype)).all())
     if bool((last == 0).all()) and bool((first[1:] == -float("inf")).all()):
-        return bool((table.tril() == 0).all())
+        return bool((table[np.tri(len(table), dtype=bool)] == 0).all())
     return False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 
-import torch
 from threadpoolctl import threadpool_limits
 
 from .errors import RequestError
@@ -17,9 +18,11 @@ from .matrices import Matrix
 
 def choose_devices(device: str) -> tuple[list[str], str | None]:
     """The devices that `device` means, and a warning if it is not what was asked. Raises RequestError."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "cpu":
+    if device == "cpu" or (device == "auto" and not _may_have_a_gpu()):
         return ["cpu"], None
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_mps = count == 0 and torch.backends.mps.is_available()
     if device.split(":")[0] == "mps" or (device == "auto" and has_mps):
         return ["cpu"], "Apple's MPS has no float64, which exact singular values need: using the CPU"
@@ -31,6 +34,11 @@ def choose_devices(device: str) -> tuple[list[str], str | None]:
     if int(index or 0) >= count:
         raise RequestError(f"--device {device}: torch sees {count} CUDA devices here; use --device cpu")
     return ([f"cuda:{index}"] if index else [f"cuda:{i}" for i in range(count)]), None
+
+
+def _may_have_a_gpu() -> bool:
+    """Whether a driver is there, of NVIDIA (WSL's too) or AMD: to ask torch takes seconds on a machine without one."""
+    return sys.platform != "linux" or any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg", "kfd"))
 
 
 class Pool:
@@ -71,14 +79,9 @@ def default_workers(devices: list[str]) -> int:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """One BLAS thread and one torch thread per worker; as they were again afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    """One BLAS thread per worker; as they were again afterwards."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 @contextmanager

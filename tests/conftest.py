@@ -18,7 +18,9 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from spectrascope.arrays import to_torch
 from spectrascope.cli import main
 
 torch.set_num_threads(1)
@@ -36,6 +38,11 @@ def mat(singular_values: Any, m: int, n: int, seed: int = 0, dtype: Any = np.flo
     u = np.linalg.qr(random.standard_normal((m, k)))[0]
     v = np.linalg.qr(random.standard_normal((n, k)))[0]
     return torch.tensor(((u * np.asarray(singular_values, float)) @ v.T).astype(dtype))
+
+
+def equal(found: NDArray[Any], expected: torch.Tensor) -> bool:
+    """Whether an array has the type, the shape and all numbers of a tensor."""
+    return torch.equal(to_torch(found), expected)
 
 
 @dataclass

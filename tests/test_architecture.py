@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 from conftest import GROK, ROOT
+from safetensors.numpy import save_file
 
 import spectrascope
 
@@ -28,10 +31,10 @@ LAYERS = [
     {"decompose", "matrices", "selection", "copies", "remarks", "steps", "progress"},
     {"words", "skipping", "architectures"},
     {"roles"},
-    {"tensors"},
+    {"tensors", "arrays"},
     {"errors"},
 ]
-TORCH = {"checkpoints", "matrices", "skipping", "decompose", "workers", "landscape"}
+TORCH = {"checkpoints", "arrays", "decompose", "workers", "landscape"}
 
 
 def part(path: Path) -> str:
@@ -116,6 +119,17 @@ def test_reports_from_the_store_load_no_torch(arguments: list[str], store: Path)
     found = loaded(program, store.parent)
     assert "torch" not in found
     assert ("matplotlib" in found) == any(argument.startswith("--plot") for argument in arguments)
+
+
+@pytest.mark.parametrize("command", ["analyze", "show"])
+def test_no_torch_is_loaded_for_files_that_it_did_not_write(command: str, tmp_path: Path) -> None:
+    """Its import takes longer than the analysis of a small checkpoint."""
+    half = np.random.default_rng(0).standard_normal((20, 8)).astype(ml_dtypes.bfloat16)
+    save_file({"a.weight": half, "b.int": np.arange(4)}, tmp_path / "step1.safetensors")
+    np.savez(tmp_path / "step2.npz", **{"a.weight": half.astype(np.float16)})
+    found = loaded(f"from spectrascope.cli import main\nmain([{command!r}, '.'])", tmp_path)
+    assert "torch" not in found
+    assert "safetensors" in found
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from spectrascope.arrays import from_torch, to_torch
 from spectrascope.matrices import Matrix, Plan, model_order, plan
 from spectrascope.roles import is_expert_stack
 from spectrascope.selection import selected
@@ -16,7 +17,8 @@ from spectrascope.tensors import TensorInfo
 
 def reader(tensors: dict[str, torch.Tensor]) -> Any:
     """What reads tensors, or what is at a place of their first axis."""
-    return lambda name, index: tensors[name] if index is None else tensors[name][index]
+    arrays = {name: from_torch(tensor) for name, tensor in tensors.items()}
+    return lambda name, index: arrays[name] if index is None else arrays[name][index]
 
 
 def planned(tensors: dict[str, torch.Tensor], **options: Any) -> Plan:
@@ -34,7 +36,7 @@ def planned(tensors: dict[str, torch.Tensor], **options: Any) -> Plan:
 
 def matrix_of(matrix: Matrix, tensor: torch.Tensor) -> torch.Tensor:
     """The matrix, cut from its tensor."""
-    return matrix.of(matrix.cut(lambda name, index: tensor if index is None else tensor[index]))
+    return to_torch(matrix.of(matrix.cut(reader({matrix.tensor: tensor}))))
 
 
 def only(tensor: torch.Tensor, name: str = "l.weight", **others: torch.Tensor) -> Any:

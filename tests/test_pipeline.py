@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import GROK, ROOT, mat
 from safetensors.torch import save_file
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import spectrascope
 from spectrascope import job, workers
@@ -309,7 +310,7 @@ def test_a_read_error_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: 
     source = write(tmp_path / "run", trajectory(2))
     real = Checkpoint.load
 
-    def load(self: Any, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self: Any, name: str, index: int | None = None) -> Any:
         if name == "l2.weight" and "step0" in str(self.path):
             raise CheckpointError(self.path, "cannot be read (Input/output error)")
         return real(self, name, index)
@@ -367,6 +368,7 @@ def test_matrices_too_large_for_one_per_core_run_alone(tmp_path: Path, monkeypat
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(workers, "_may_have_a_gpu", lambda: True)
     assert workers.choose_devices("auto") == (["cpu"], None)
     assert workers.choose_devices("mps")[0] == ["cpu"]
     assert "no float64" in str(workers.choose_devices("mps")[1])
@@ -381,13 +383,22 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers.choose_devices("cuda:1")[0] == ["cuda:1"]
 
 
-def test_threads_are_as_they_were(tmp_path: Path) -> None:
-    torch.set_num_threads(2)
-    try:
+def test_one_blas_thread_a_worker_and_as_they_were_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads() -> set[int]:
+        return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+    def during(*arguments: Any) -> Any:
+        seen.extend(threads())
+        return decompose(*arguments)
+
+    seen: list[int] = []
+    decompose = job.decompose
+    monkeypatch.setattr(job, "decompose", during)
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
         spectrascope.analyze(iter(trajectory(1)), tmp_path / "x.spectra")
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+        assert threads() == before
+    assert set(seen) == {1}
 
 
 def run_and_kill(arguments: list[str], after: float) -> bool:

@@ -7,8 +7,9 @@ import os
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..arrays import Array, raw_bytes
 from ..errors import CheckpointError
 from ..matrices import model_order
 from ..tensors import TensorInfo
@@ -19,9 +20,6 @@ from .names import without_wrappers
 from .origin import Origin, Stamp
 from .placeholders import refuse_without_values
 from .training_state import is_of_an_optimizer
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Checkpoint:
@@ -73,8 +71,8 @@ class Checkpoint:
         self.tied = _tied(self.tensors)
         self.config = _config(beside)
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
-        """The tensor of this name, on the CPU; an effective weight as it acts in the network.
+    def load(self, name: str, index: int | None = None) -> Array:
+        """The tensor of this name; an effective weight as it acts in the network.
 
         With `index`, what is at this place of its first axis, such as one expert of a stack.
 
@@ -84,11 +82,11 @@ class Checkpoint:
         if effective is None:
             return self._stored(name, index)
         tensor = effective.make(*map(self._stored, effective.parts))
-        if tuple(tensor.shape) != effective.info.shape:
-            raise CheckpointError(self.path, f"{name} comes out as {tuple(tensor.shape)}, not {effective.info.shape}")
+        if tensor.shape != effective.info.shape:
+            raise CheckpointError(self.path, f"{name} comes out as {tensor.shape}, not {effective.info.shape}")
         return tensor if index is None else tensor[index]
 
-    def _stored(self, name: str, index: int | None = None) -> torch.Tensor:
+    def _stored(self, name: str, index: int | None = None) -> Array:
         self.require_unchanged()
         try:
             return self._container.load(self._stored_name[name], index)
@@ -151,12 +149,9 @@ def hash_files(files: list[Path]) -> str:
     return hashlib.sha256(repr(digests).encode()).hexdigest()
 
 
-def hash_tensor(tensor: torch.Tensor) -> str:
+def hash_tensor(tensor: Array) -> str:
     """sha256 of a tensor's raw bytes in row-major order."""
-    import torch
-
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(raw.numpy())).hexdigest()
+    return hashlib.sha256(raw_bytes(tensor)).hexdigest()
 
 
 def _config(beside: Beside) -> dict[str, Any] | None:

@@ -12,10 +12,8 @@ from ..errors import CheckpointError
 from .checkpoint import hash_tensor
 from .container import Container
 from .deepspeed import WHOLE, deepspeed_directory, whole_weights
-from .distributed import UNFINISHED, DistributedDirectory, is_distributed
 from .foreign import ORBAX, ORBAX_FILES, foreign_by_name
 from .formats import format_of, open_file
-from .metadata import METADATA
 from .safetensors_file import PUT_TOGETHER
 from .sharded import SHARD, full_shard_sets, open_index, open_shards, read_index
 
@@ -28,6 +26,9 @@ NOT_WEIGHTS = re.compile(
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
+# What torch.distributed.checkpoint writes last, and what is missing without it.
+METADATA = ".metadata"
+UNFINISHED = "holds parts of a torch.distributed.checkpoint and no .metadata: it was not saved to its end"
 # Where Accelerate puts the weights of a model under FSDP.
 ACCELERATE = "pytorch_model_fsdp_*"
 
@@ -104,7 +105,7 @@ def is_distributed_directory(path: Path) -> bool:
 
 def _distributed_inside(path: Path) -> Path | None:
     """The torch.distributed.checkpoint that a directory is, or that Accelerate has put into it."""
-    return next((one for one in (path, *sorted(path.glob(ACCELERATE))) if is_distributed(one)), None)
+    return next((one for one in (path, *sorted(path.glob(ACCELERATE))) if (one / METADATA).is_file()), None)
 
 
 def open_directory(path: Path, trust_pickle: bool = False) -> tuple[Container, list[str]]:
@@ -170,9 +171,15 @@ def _of_a_tool(path: Path, opener: Callable[[Path], Container]) -> dict[str, Ope
         raise ORBAX.refusal(path)
     distributed = _distributed_inside(path)
     if distributed is not None:
-        return {distributed.name: partial(DistributedDirectory, distributed)}
+        return {distributed.name: partial(_open_distributed, distributed)}
     states = deepspeed_directory(path)
     return {WHOLE: partial(opener, whole_weights(states))} if states is not None else {}
+
+
+def _open_distributed(path: Path) -> Container:
+    from .distributed import DistributedDirectory  # torch is imported for what it wrote alone
+
+    return DistributedDirectory(path)
 
 
 def _lone_file(path: Path, names: list[str], opener: Callable[[Path], Container]) -> dict[str, Opener]:

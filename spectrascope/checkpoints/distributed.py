@@ -9,19 +9,15 @@ from typing import Any
 
 import torch
 
+from ..arrays import Array, from_torch
 from ..errors import CheckpointError, unreadable
 from ..tensors import TensorInfo
-from .container import describe_payload, require_content
-from .metadata import METADATA, Metadata, Place, ShardedTensor, read_metadata
-from .payload import Payload, find_state_dict, step_in
+from .container import require_content
+from .directory import METADATA
+from .metadata import Metadata, Place, ShardedTensor, read_metadata
+from .payload import Payload, describe_payload, find_state_dict, step_in
 
-UNFINISHED = "holds parts of a torch.distributed.checkpoint and no .metadata: it was not saved to its end"
 STEP_KEYS = ("global_step", "step")
-
-
-def is_distributed(path: Path) -> bool:
-    """Whether a directory is a torch.distributed.checkpoint."""
-    return (path / METADATA).is_file()
 
 
 class DistributedDirectory:
@@ -40,7 +36,7 @@ class DistributedDirectory:
         self._read()
         return describe_payload(self._found, _describe)
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> Array:
         stored = self._stored(name)
         whole = torch.empty(stored.shape, dtype=stored.dtype)
         for chunk in stored.chunks:
@@ -52,7 +48,7 @@ class DistributedDirectory:
                 )
             place = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
             whole[place] = piece.detach()
-        return whole if index is None else whole[index]
+        return from_torch(whole if index is None else whole[index])
 
     def step(self) -> int | None:
         values = self._read().values

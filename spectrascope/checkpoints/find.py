@@ -25,7 +25,6 @@ from .directory import (
     open_directory,
 )
 from .formats import open_file
-from .memory import StateDict
 from .origin import HubRequest, Origin, Report, unseen
 from .steps import LARGEST_STEP, compile_step_regex, step_in_name
 
@@ -134,6 +133,8 @@ def _pair(item: Any) -> tuple[int, Mapping[str, Any]]:
 
 
 def _open_state_dict(step: int, state_dict: Mapping[str, Any]) -> tuple[Container, list[str]]:
+    from .memory import StateDict
+
     return StateDict(state_dict, f"state dict of step {step}"), []
 
 

@@ -10,17 +10,23 @@ from .container import Container
 from .foreign import foreign_by_name
 from .npz_file import NpzFile
 from .safetensors_file import SafetensorsFile
-from .torch_file import TorchFile
+
+
+def _torch_file(path: Path, trust_pickle: bool) -> Container:
+    from .torch_file import TorchFile  # torch is imported for the files that it wrote alone
+
+    return TorchFile(path, trust_pickle)
+
 
 # suffix -> (path, trust_pickle) -> container
 FORMATS: dict[str, Callable[[Path, bool], Container]] = {
     ".safetensors": lambda path, trust_pickle: SafetensorsFile(path),
-    ".pt": TorchFile,
-    ".pth": TorchFile,
-    ".bin": TorchFile,
-    ".ckpt": TorchFile,
-    ".pth.tar": TorchFile,  # what PyTorch's own examples call a checkpoint; not a tar archive
-    ".pt.tar": TorchFile,
+    ".pt": _torch_file,
+    ".pth": _torch_file,
+    ".bin": _torch_file,
+    ".ckpt": _torch_file,
+    ".pth.tar": _torch_file,  # what PyTorch's own examples call a checkpoint; not a tar archive
+    ".pt.tar": _torch_file,
     ".npz": lambda path, trust_pickle: NpzFile(path),
 }
 

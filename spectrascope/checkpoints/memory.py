@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arrays import Array, from_torch, to_torch
 from ..errors import CheckpointError
 from ..tensors import TensorInfo
-from .container import describe_payload
-from .payload import Payload, find_state_dict
+from .payload import Payload, describe_payload, find_state_dict
 
 
 class StateDict:
@@ -35,9 +35,9 @@ class StateDict:
     def tensors(self) -> list[TensorInfo]:
         return describe_payload(self._found)
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> Array:
         tensor: torch.Tensor = self._found.all[name]
-        return (tensor if index is None else tensor[index]).cpu()
+        return from_torch(tensor if index is None else tensor[index])
 
     def step(self) -> int | None:
         return None
@@ -49,6 +49,6 @@ class StateDict:
         if isinstance(value, torch.Tensor):
             return value.detach()
         try:
-            return torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
+            return to_torch(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
         except TypeError as error:
             raise CheckpointError(self.path, f"{name} is an array of {value.dtype}, which is no weight") from error

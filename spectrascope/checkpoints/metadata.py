@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, unreadable
+from .directory import METADATA
 
-METADATA = ".metadata"
 # Chunks that are no grid are compared one with another.
 MOST_CHUNKS_OF_NO_GRID = 1000
 # The first parts of flat names, in checkpoints that do not say where a name was.

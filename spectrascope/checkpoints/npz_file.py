@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from ..arrays import Array
 from ..errors import CheckpointError, unreadable
 from ..tensors import TensorInfo
 from .container import require_content
-from .payload import as_step
+from .steps import as_step
 
 
 class NpzFile:
@@ -35,7 +35,7 @@ class NpzFile:
             except Exception as error:  # zipfile, zlib and NumPy raise whatever they raise on damaged archives
                 raise CheckpointError(self.path, f"is not a valid .npz archive ({error})") from error
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> Array:
         with self._lock:
             try:
                 # The member itself: np.load would take `x.npy` for `x`.
@@ -46,7 +46,7 @@ class NpzFile:
             except Exception as error:
                 raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
         array = array if index is None else array[index]
-        return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
+        return np.asarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
     def step(self) -> int | None:
         for info in self.tensors():

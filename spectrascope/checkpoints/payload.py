@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from ..errors import CheckpointError
+from ..tensors import TensorInfo
 from ..words import listed
 from .averages import average_of, is_average
-from .steps import LARGEST_STEP
+from .steps import as_step
 from .training_state import is_moment, is_training_state
 
 MODEL_KEYS = (
@@ -79,13 +80,6 @@ def step_in(payload: Any) -> int | None:
             value = value.item()
         if (step := as_step(value)) is not None:
             return step
-    return None
-
-
-def as_step(value: Any) -> int | None:
-    """A value as a step, None where it is none: a whole number from 0 to 2^63 - 1."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_STEP:
-        return value
     return None
 
 
@@ -188,3 +182,47 @@ def _is_average(key: Any, value: Any) -> bool:
 def _is_beside(key: str) -> bool:
     """Whether a key is that of training state or of an average."""
     return is_average(key) or is_training_state(key)
+
+
+def describe_tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
+    """What a tensor in memory, or mapped into it, is; views of the same memory have the same `storage`."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(tensor.shape)
+    if tensor.is_meta:
+        return TensorInfo(
+            name, shape, dtype, problem="a meta tensor: the file holds its shape, not its values", is_meta=True
+        )
+    if not type(tensor).__module__.startswith(("torch.nn", "torch._tensor")) and type(tensor) is not torch.Tensor:
+        problem = f"a {type(tensor).__name__}, not a plain tensor; gather or convert it before it is saved"
+        return TensorInfo(name, shape, dtype, problem=problem, kind="refused")
+    if tensor.is_quantized:
+        problem = "quantised by torch; save tensor.dequantize()"
+        return TensorInfo(name, shape, dtype, problem=problem, kind="refused")
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        problem = f"stored as {layout}, which is not read; save tensor.to_dense()"
+        return TensorInfo(name, shape, dtype, problem=problem, kind="refused")
+    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if tensor.numel() > stored:
+        problem = f"an expanded view: {stored:,} stored numbers stand for {tensor.numel():,}"
+        return TensorInfo(name, shape, dtype, problem=problem)
+    view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), dtype)
+    return TensorInfo(name, shape, dtype, storage=view if tensor.numel() else None)
+
+
+def describe_payload(
+    found: Payload, describe: Callable[[str, torch.Tensor], TensorInfo] = describe_tensor
+) -> list[TensorInfo]:
+    """All that a payload holds: the model's tensors, those of averages, and what is left out, to be listed."""
+    model = [describe(name, tensor) for name, tensor in found.tensors.items()]
+    averages = [
+        replace(describe(name, tensor), kind="average")
+        for name, tensor in found.averages.items()
+        if name not in found.tensors
+    ]
+    left_out = [
+        TensorInfo(key, (), "-", problem=reason, kind="other")
+        for key, reason in found.left_out.items()
+        if key not in found.all
+    ]
+    return model + averages + left_out

@@ -1,4 +1,4 @@
-"""`.safetensors`: a JSON header and raw tensors, memory-mapped."""
+"""`.safetensors`: a JSON header and raw tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ..arrays import Array, dtype_named
 from ..errors import CheckpointError, Pathish, unreadable
 from ..tensors import TensorInfo
 from .container import require_content
@@ -58,13 +59,13 @@ class SafetensorsFile:
     def tensors(self) -> list[TensorInfo]:
         return describe_entries(self._header())
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> Array:
         dtype, shape, begin, end = piece_of(self.path, name, self._header()[name], index)
-        content = torch.empty(end - begin, dtype=torch.uint8)
+        content = np.empty(end - begin, np.uint8)
         try:
             with self.path.open("rb") as file:
                 file.seek(self._data_start + begin)
-                count = file.readinto(content.numpy())
+                count = file.readinto(content.data)
         except OSError as error:
             raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
         if count != end - begin:
@@ -83,7 +84,7 @@ class SafetensorsFile:
             if self._entries is None:
                 try:
                     self._refuse_an_endless_header()
-                    with safe_open(self.path, framework="pt", device="cpu") as file:
+                    with safe_open(self.path, framework="numpy") as file:
                         self._refuse_a_shard(file.metadata() or {})
                     with self.path.open("rb") as raw:
                         length = int.from_bytes(raw.read(8), "little")
@@ -124,14 +125,14 @@ def describe_entries(entries: dict[str, dict[str, Any]]) -> list[TensorInfo]:
 
 def piece_of(
     path: Pathish, name: str, entry: dict[str, Any], index: int | None
-) -> tuple[torch.dtype, list[int], int, int]:
+) -> tuple[np.dtype[Any], list[int], int, int]:
     """Type and shape of a tensor, or of what is at `index` of its first axis, and where among the data its bytes are.
 
-    Raises CheckpointError for a type that torch does not have.
+    Raises CheckpointError for a type that no array can have.
     """
-    dtype = getattr(torch, DTYPES.get(entry["dtype"], "none"), None)
+    dtype = dtype_named(DTYPES.get(entry["dtype"], "unknown"))
     if dtype is None:
-        raise CheckpointError(path, f"{name} is of a type that torch does not have ({entry['dtype']})")
+        raise CheckpointError(path, f"{name} is of a type that is not read here ({entry['dtype']})")
     begin, end = entry["data_offsets"]
     shape = entry["shape"]
     if index is not None:

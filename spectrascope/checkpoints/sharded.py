@@ -6,14 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..arrays import Array
 from ..errors import CheckpointError
 from ..tensors import TensorInfo
 from .container import Container
-
-if TYPE_CHECKING:
-    import torch
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 
@@ -43,7 +40,7 @@ class ShardedFiles:
         self._home = home
         return found
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> Array:
         if not self._home:
             self.tensors()
         return self._home[name].load(name, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ..errors import RequestError
 
@@ -46,3 +47,10 @@ def compile_step_regex(text: str | None) -> re.Pattern[str] | None:
         return re.compile(text) if text else None
     except re.error as error:
         raise RequestError(f"--step-regex {text!r} is not a regular expression: {error}") from error
+
+
+def as_step(value: Any) -> int | None:
+    """A value as a step, None where it is none: a whole number from 0 to 2^63 - 1."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_STEP:
+        return value
+    return None

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..arrays import Array, from_torch
 from ..errors import CheckpointError, unreadable
 from ..tensors import TensorInfo
-from .container import describe_payload, require_content
+from .container import require_content
 from .foreign import refuse_foreign_archive
 from .mapped import copied
-from .payload import Payload, find_state_dict, step_in
+from .payload import Payload, describe_payload, find_state_dict, step_in
 from .pickles import globals_in
 
 # A mapping keeps every page it touched in memory, so it is opened anew after this many bytes were handed out.
@@ -77,7 +78,7 @@ class TorchFile:
             found = self._state_dict()
             return describe_payload(found)
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> Array:
         with self._lock:
             if self._is_zip and self._handed_out > REOPEN_AFTER:
                 self._payload = self._found = None
@@ -85,7 +86,7 @@ class TorchFile:
             tensor = tensor.detach() if index is None else tensor.detach()[index]
             self._handed_out += tensor.nbytes
             try:
-                return copied(tensor) if self._is_zip else tensor
+                return from_torch(copied(tensor) if self._is_zip else tensor)
             except OSError as error:
                 raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
 

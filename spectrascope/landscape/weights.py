@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ..arrays import to_torch
 from ..checkpoints import find_checkpoints
 from ..checkpoints.names import without_wrappers
 from ..errors import CheckpointError, RequestError
@@ -35,7 +36,7 @@ def read_weights(source: str | Path, model: torch.nn.Module, trust_pickle: bool 
     aliases = _aliases(model, expected, there)
     _require_same(str(source), there, {name: shape for name, shape in expected.items() if name not in aliases})
     try:
-        return {name: container.load(stored[aliases.get(name, name)]) for name in expected}
+        return {name: to_torch(container.load(stored[aliases.get(name, name)])) for name in expected}
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(source, f"cannot be read ({error})") from error
 

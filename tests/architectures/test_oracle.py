@@ -11,7 +11,7 @@ from reference import ORACLE, recipe, svd
 
 from spectrascope.architectures.facts import Facts
 from spectrascope.architectures.pairs import Pair, Side
-from spectrascope.checkpoints.container import describe_tensor
+from spectrascope.checkpoints.payload import describe_tensor
 from spectrascope.matrices import Plan, plan
 from spectrascope.metrics.alignment import diagonal, score
 

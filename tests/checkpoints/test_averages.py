@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FORMATS, mat
+from conftest import FORMATS, equal, mat
 from safetensors.torch import save_file
 
 from spectrascope.checkpoints import Checkpoint, find_checkpoints
@@ -78,8 +78,8 @@ def test_averages_of_torch(tmp_path: Path) -> None:
 )
 def test_names_of_averages(tmp_path: Path, payload: object, live: str, averaged: str) -> None:
     torch.save(payload, tmp_path / "m.pt")
-    assert torch.equal(opened(tmp_path / "m.pt").load(live), W)
-    assert torch.equal(opened(tmp_path / "m.pt", "averaged").load(averaged), E)
+    assert equal(opened(tmp_path / "m.pt").load(live), W)
+    assert equal(opened(tmp_path / "m.pt", "averaged").load(averaged), E)
     for weights in ("live", "averaged"):
         checkpoint = opened(tmp_path / "m.pt", weights)
         planned = plan(checkpoint.tensors, checkpoint.tied, checkpoint.load)
@@ -91,26 +91,26 @@ def test_names_that_differ_in_their_dots_alone(tmp_path: Path) -> None:
     live = {"net.1.1.weight": W, "net.11.weight": 2 * W}
     torch.save({"model": live, "ema": {name: 5 * one for name, one in live.items()}}, tmp_path / "m.pt")
     for name, one in live.items():
-        assert torch.equal(opened(tmp_path / "m.pt", "averaged").load(name), 5 * one)
+        assert equal(opened(tmp_path / "m.pt", "averaged").load(name), 5 * one)
     torch.save({"model": live, "ema": {"net.11.weight": E}}, tmp_path / "m.pt")
-    assert torch.equal(opened(tmp_path / "m.pt", "averaged").load("net.11.weight"), E)
+    assert equal(opened(tmp_path / "m.pt", "averaged").load("net.11.weight"), E)
     # Without dots it may be either: it keeps its name.
     torch.save({**live, "model_ema.net11weight": E}, tmp_path / "m.pt")
-    assert torch.equal(opened(tmp_path / "m.pt", "averaged").load("net11weight"), E)
+    assert equal(opened(tmp_path / "m.pt", "averaged").load("net11weight"), E)
 
 
 def test_averages_of_several_models(tmp_path: Path) -> None:
     live = {"G": {"fc.weight": W}, "D": {"fc.weight": 2 * W}}
     torch.save(live | {"G_ema": {"fc.weight": E}, "D_ema": {"fc.weight": 2 * E}}, tmp_path / "m.pt")
     checkpoint = opened(tmp_path / "m.pt", "averaged")
-    assert torch.equal(checkpoint.load("G.fc.weight"), E)
-    assert torch.equal(checkpoint.load("D.fc.weight"), 2 * E)
+    assert equal(checkpoint.load("G.fc.weight"), E)
+    assert equal(checkpoint.load("D.fc.weight"), 2 * E)
 
 
 def test_an_average_alone(tmp_path: Path) -> None:
     torch.save({"ema": {"fc.weight": E}, "step": 3}, tmp_path / "m.pt")
     assert opened(tmp_path / "m.pt").weights == "averaged"
-    assert torch.equal(opened(tmp_path / "m.pt").load("fc.weight"), E)
+    assert equal(opened(tmp_path / "m.pt").load("fc.weight"), E)
     with pytest.raises(RequestError, match=r"m\.pt holds averaged weights alone, where live ones are read"):
         opened(tmp_path / "m.pt", "live")
 
@@ -118,13 +118,13 @@ def test_an_average_alone(tmp_path: Path) -> None:
 def test_an_average_under_wrappers(tmp_path: Path) -> None:
     torch.save({"module.n_averaged": torch.tensor(2), "module.module.fc.weight": E}, tmp_path / "m.pt")
     assert opened(tmp_path / "m.pt").weights == "averaged"
-    assert torch.equal(opened(tmp_path / "m.pt").load("fc.weight"), E)
+    assert equal(opened(tmp_path / "m.pt").load("fc.weight"), E)
 
 
 def test_averages_in_archives_with_slashes(tmp_path: Path) -> None:
     arrays = {"target/fc/kernel": W, "ema/fc/kernel": E, "mu/fc/kernel": W, "opt_state/0/nu/fc/kernel": W}
     np.savez(tmp_path / "m.npz", **{name: one.numpy() for name, one in arrays.items()})
-    assert torch.equal(opened(tmp_path / "m.npz", "averaged").load("target/fc/kernel"), E)
+    assert equal(opened(tmp_path / "m.npz", "averaged").load("target/fc/kernel"), E)
     tensors = opened(tmp_path / "m.npz").tensors
     assert [name for name, info in tensors.items() if info.problem is None] == ["target/fc/kernel"]
 

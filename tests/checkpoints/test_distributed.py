@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import FORMATS, mat
+from conftest import FORMATS, equal, mat
 
 from spectrascope.checkpoints import Checkpoint, find_checkpoints
 from spectrascope.checkpoints.metadata import Chunk, Place, _tile
@@ -53,7 +53,7 @@ def test_the_model_is_found_and_the_step(tmp_path: Path) -> None:
     checkpoint = Checkpoint(reference.open()[0])
     assert {name for name, info in checkpoint.tensors.items() if info.kind == "parameter"} == set(MODEL)
     for name, tensor in MODEL.items():
-        assert torch.equal(checkpoint.load(name), tensor)
+        assert equal(checkpoint.load(name), tensor)
     assert checkpoint.tensors["optim"].problem == "beside the model, which is under model"
     assert [name for name, _, _ in checkpoint.stamp] == [".metadata", "__0_0.distcp"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import mat
+from conftest import equal, mat
 from safetensors.torch import save_file
 
 from spectrascope.checkpoints import Checkpoint, find_checkpoints
@@ -45,14 +45,14 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
     for name, tensor in WEIGHTS.items():
         assert checkpoint.tensors[name].shape == tuple(tensor.shape)
         assert checkpoint.tensors[name].dtype == "float32"
-        assert torch.equal(checkpoint.load(name), tensor)
+        assert equal(checkpoint.load(name), tensor)
 
 
 def test_legacy_pickles(tmp_path: Path) -> None:
     torch.save(WEIGHTS, tmp_path / "m.pt", **LEGACY)
     checkpoint = only(tmp_path / "m.pt")
     assert list(checkpoint.tensors) == list(WEIGHTS)
-    assert torch.equal(checkpoint.load("a.weight"), WEIGHTS["a.weight"])
+    assert equal(checkpoint.load("a.weight"), WEIGHTS["a.weight"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -61,7 +61,7 @@ def test_dtypes(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
     weights = {"w": WEIGHTS["b.weight"].to(dtype)}
     checkpoint = only(write(tmp_path / f"m{suffix}", weights))
     assert checkpoint.tensors["w"].dtype == str(dtype).removeprefix("torch.")
-    assert torch.equal(checkpoint.load("w"), weights["w"])
+    assert equal(checkpoint.load("w"), weights["w"])
 
 
 def test_tied_tensors(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_many_bytes_are_read_through_fresh_mappings(tmp_path: Path, monkeypatch:
     checkpoint = only(write(tmp_path / "m.pt"))
     first = checkpoint.load("a.weight")
     for _ in range(3):
-        assert torch.equal(checkpoint.load("b.weight"), WEIGHTS["b.weight"])
-    assert torch.equal(first, WEIGHTS["a.weight"])
+        assert equal(checkpoint.load("b.weight"), WEIGHTS["b.weight"])
+    assert equal(first, WEIGHTS["a.weight"])
 
 
 def shards(directory: Path, suffix: str = ".safetensors", count: int = 2) -> dict[str, str]:
@@ -118,7 +118,7 @@ def test_shards(tmp_path: Path, suffix: str, indexed: bool) -> None:
         index(tmp_path, weight_map, f"{'model' if suffix == '.safetensors' else 'pytorch_model'}{suffix}.index.json")
     checkpoint = only(tmp_path)
     assert list(checkpoint.tensors) == ["a.bias", "a.weight", "b.weight"]
-    assert torch.equal(checkpoint.load("b.weight"), WEIGHTS["b.weight"])
+    assert equal(checkpoint.load("b.weight"), WEIGHTS["b.weight"])
     assert len(checkpoint.stamp) == 2
 
 
@@ -152,7 +152,7 @@ def test_two_formats_side_by_side(tmp_path: Path) -> None:
     write(tmp_path / "pytorch_model.bin", WEIGHTS | {"a.weight": 2 * WEIGHTS["a.weight"]})
     container, warnings = reference.open()
     assert "model.safetensors and pytorch_model.bin, whose weights differ" in warnings[0]
-    assert torch.equal(container.load("a.weight"), WEIGHTS["a.weight"])
+    assert equal(container.load("a.weight"), WEIGHTS["a.weight"])
 
 
 def test_a_trainer_leaves_other_files(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
+import numpy as np
 
+from ...arrays import Array
 from ...tensors import TensorInfo
 from .rules import Effective, Refused
 
@@ -45,7 +46,7 @@ class Pair:
         return Effective(info, (self.a.name, self.b.name), make, self.also)
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, scale: float, is_embedding: bool) -> torch.Tensor:
-    a, b = a.double(), b.double()
-    update = scale * (b.flatten(1) @ a.flatten(1))
+def _product(a: Array, b: Array, scale: float, is_embedding: bool) -> Array:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    update: Array = scale * (b.reshape(len(b), -1) @ a.reshape(len(a), -1))
     return update.T if is_embedding else update.reshape(b.shape[0], *a.shape[1:])

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-import torch
+import numpy as np
 
+from ...arrays import Array
 from .rules import Beside, Effective, Refused, Tensors
 
 PARAMETRIZATION = re.compile(r"(?P<module>.*?)(?:^|\.)parametrizations\.(?P<name>\w+)\.(?P<rest>.+)$")
@@ -108,24 +109,25 @@ def _is_size_of(size: tuple[int, ...], direction: tuple[int, ...]) -> bool:
     )
 
 
-def _times(weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return weight * mask.to(weight.dtype)
+def _times(weight: Array, mask: Array) -> Array:
+    return np.asarray(weight * mask.astype(weight.dtype))
 
 
-def _normalised(direction: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    direction, size = direction.double(), size.double()
-    axes = [axis for axis in range(direction.ndim) if size.ndim == 0 or size.shape[axis] == 1]
-    return direction * (size / torch.linalg.vector_norm(direction, dim=axes, keepdim=True))
+def _normalised(direction: Array, size: Array) -> Array:
+    direction, size = direction.astype(np.float64), size.astype(np.float64)
+    axes = tuple(axis for axis in range(direction.ndim) if size.ndim == 0 or size.shape[axis] == 1)
+    lengths = np.sqrt(np.square(direction).sum(axis=axes, keepdims=True))
+    return np.asarray(direction * (size / lengths))
 
 
-def _spectrally_normalised(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _spectrally_normalised(weight: Array, u: Array, v: Array) -> Array:
     """Transposed convolutions have their rows on axis 1; where both axes are as long as u, u = W v / |W v| tells."""
-    weight, u, v = weight.double(), u.double().flatten(), v.double().flatten()
-    axes = _axes_of(tuple(weight.shape), u.numel(), v.numel())
-    images = [weight.movedim(axis, 0).flatten(1) @ v for axis in axes]
-    cosines = [float(torch.dot(u, image) / image.norm()) for image in images]
+    weight, u, v = weight.astype(np.float64), u.astype(np.float64).ravel(), v.astype(np.float64).ravel()
+    axes = _axes_of(weight.shape, u.size, v.size)
+    images = [np.moveaxis(weight, axis, 0).reshape(u.size, -1) @ v for axis in axes]
+    cosines = [float(u @ image / np.linalg.norm(image)) for image in images]
     is_settled = weight.ndim > 2 and max(cosines) > SETTLED
-    return weight / torch.dot(u, images[cosines.index(max(cosines)) if is_settled else 0])
+    return np.asarray(weight / (u @ images[cosines.index(max(cosines)) if is_settled else 0]))
 
 
 def _axes_of(shape: tuple[int, ...], u: int, v: int) -> list[int]:

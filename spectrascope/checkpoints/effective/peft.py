@@ -13,8 +13,7 @@ from dataclasses import replace
 from math import sqrt
 from typing import Any
 
-import torch
-
+from ...arrays import Array
 from ...errors import CheckpointError
 from ...tensors import TensorInfo
 from .lora import WAY_OUT, Pair
@@ -141,5 +140,5 @@ def _of_pattern(patterns: Any, layer: str, default: Any) -> Any:
     return default
 
 
-def _as_it_is(weight: torch.Tensor) -> torch.Tensor:
+def _as_it_is(weight: Array) -> Array:
     return weight

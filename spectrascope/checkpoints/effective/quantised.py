@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, prod
 
-import torch
+import numpy as np
 
+from ...arrays import Array
 from ...tensors import FLOATS, FLOATS_OF_8_BITS, TensorInfo
 from .rules import Beside, Effective, Refused, Tensors, beside_name
 
@@ -90,7 +91,7 @@ def scaled_codes(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refus
             yield _scaled(info, scale, tensors, beside)
         elif is_float8:
             made_of = f"{info.dtype}, no scale in the file"
-            yield Effective(replace(info, made_of=made_of), (name,), torch.Tensor.float)
+            yield Effective(replace(info, made_of=made_of), (name,), _as_float32)
         else:
             yield Refused(name, f"{info.dtype} codes, and no scale (SCB, weight_scale) in the file; {WAY_OUT}")
 
@@ -98,7 +99,7 @@ def scaled_codes(tensors: Tensors, beside: Beside) -> Iterator[Effective | Refus
 def _of_bitsandbytes(info: TensorInfo, scb: TensorInfo, tensors: Tensors, beside: Beside) -> Effective | Refused:
     layout = beside_name(info.name, "weight_format")
     also = (layout,) if layout in tensors else ()
-    if also and tensors[layout].size == 1 and int(beside.load(layout)) != 0:
+    if also and tensors[layout].size == 1 and int(beside.load(layout).item()) != 0:
         reason = f"int8 codes in the order of a GPU's tiles, not of rows; {WAY_OUT}"
         return Refused(info.name, reason, (scb.name, *also))
     if scb.size != info.shape[0]:
@@ -154,22 +155,27 @@ def _scale_shape(shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[in
     return full if fits else None
 
 
-def _times_row_sizes(codes: torch.Tensor, scb: torch.Tensor) -> torch.Tensor:
-    return codes.double().mul_(scb.double().flatten()[:, None] / 127)
+def _as_float32(codes: Array) -> Array:
+    return codes.astype(np.float32)
 
 
-def _times_scale(
-    codes: torch.Tensor, scale: torch.Tensor, scale_shape: tuple[int, ...], block: tuple[int, ...]
-) -> torch.Tensor:
+def _times_row_sizes(codes: Array, scb: Array) -> Array:
+    weight = codes.astype(np.float64)
+    weight *= scb.astype(np.float64).ravel()[:, None] / 127
+    return weight
+
+
+def _times_scale(codes: Array, scale: Array, scale_shape: tuple[int, ...], block: tuple[int, ...]) -> Array:
     """The codes in float64, scaled in place: rows of blocks at a time, so that no scale of full size is made."""
-    weight = codes.double()
-    scale = scale.float().double().reshape(scale_shape) if scale.dtype != torch.float64 else scale.reshape(scale_shape)
+    weight = codes.astype(np.float64)
+    scale = scale.astype(np.float64).reshape(scale_shape)
     columns, size = scale_shape[-1], weight.shape[-1]
     if columns not in (1, size):
-        scale = scale.repeat_interleave(block[-1], dim=-1)[..., :size]
+        scale = scale.repeat(block[-1], axis=-1)[..., :size]
     rows, height = scale_shape[-2], block[-2]
     if rows in (1, weight.shape[-2]):
-        return weight.mul_(scale)
+        weight *= scale
+        return weight
     for row in range(rows):
-        weight[..., row * height : (row + 1) * height, :].mul_(scale[..., row : row + 1, :])
+        weight[..., row * height : (row + 1) * height, :] *= scale[..., row : row + 1, :]
     return weight

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from ...arrays import Array
 from ...errors import CheckpointError
 from ...tensors import TensorInfo
 
@@ -25,7 +24,7 @@ class Effective:
 
     info: TensorInfo
     parts: tuple[str, ...]
-    make: Callable[..., torch.Tensor]
+    make: Callable[..., Array]
     also: tuple[str, ...] = ()
 
     @property
@@ -56,7 +55,7 @@ class Beside:
     `used` names those files that decide values; they are part of the checkpoint's content.
     """
 
-    load: Callable[[str], torch.Tensor]
+    load: Callable[[str], Array]
     directory: Path | None = None
     used: dict[str, None] = field(default_factory=dict)
     _read: dict[str, dict[str, Any] | None] = field(default_factory=dict)

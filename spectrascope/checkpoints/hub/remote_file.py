@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
+from ...arrays import Array, dtype_named
 from ...errors import CheckpointError
 from ...tensors import TensorInfo
 from ..safetensors_file import DTYPES, LONGEST_HEADER, describe_entries, piece_of
@@ -42,10 +43,10 @@ class RemoteSafetensors:
     def tensors(self) -> list[TensorInfo]:
         return describe_entries(self._entries)
 
-    def load(self, name: str, index: int | None = None) -> torch.Tensor:
+    def load(self, name: str, index: int | None = None) -> Array:
         dtype, shape, begin, end = piece_of(self._label, name, self._entries[name], index)
-        content = torch.empty(end - begin, dtype=torch.uint8)
-        self._read(self._data_start + begin, memoryview(content.numpy()))
+        content = np.empty(end - begin, np.uint8)
+        self._read(self._data_start + begin, content.data)
         return content.view(dtype).reshape(shape)
 
     def step(self) -> int | None:
@@ -126,7 +127,7 @@ class RemoteSafetensors:
 
 def _fits(entry: dict[str, Any]) -> bool:
     """Whether a tensor has as many bytes as its shape and type say."""
-    dtype = getattr(torch, DTYPES.get(entry["dtype"], "none"), None)
+    dtype = dtype_named(DTYPES.get(entry["dtype"], "unknown"))
     begin, end = entry["data_offsets"]
     count = 1
     for size in entry["shape"]:
