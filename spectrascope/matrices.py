@@ -101,6 +101,15 @@ class Matrix:
             return piece.reshape(rows, -1, columns).swapaxes(0, 1)
         return piece.reshape(self.shape if self.has_vectors else (self.shape[0], -1))
 
+    def put(self, values: Array, tensor: Array) -> None:
+        """Write a matrix, as `of` gives it, into the tensor that it was cut from; a part of a fused one is not."""
+        assert self.rows is None
+        assert self.blocks is None
+        place = tensor if self.expert is None else tensor[self.expert]
+        if self.transposed or self.role == "transposed conv":
+            place = place.swapaxes(0, 1)
+        place[...] = values.reshape(place.shape)
+
 
 @dataclass(frozen=True)
 class Skipped:

@@ -32,3 +32,22 @@ class Silent:
     def fail(self, line: str) -> None: ...
     def update(self, done: float, total: int, step: int | None) -> None: ...
     def fetch(self, label: str, done: int, size: int) -> None: ...
+
+
+class Muted:
+    """Another's progress without its words: of work that is a part of something else."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def say(self, line: str) -> None: ...
+    def warn(self, line: str) -> None: ...
+
+    def fail(self, line: str) -> None:
+        self._progress.fail(line)
+
+    def update(self, done: float, total: int, step: int | None) -> None:
+        self._progress.update(done, total, step)
+
+    def fetch(self, label: str, done: int, size: int) -> None:
+        self._progress.fetch(label, done, size)

@@ -29,7 +29,7 @@ def reason_to_skip(info: TensorInfo, load: Load) -> tuple[str | None, bool]:
         return info.problem, False
     if info.size == 0:
         return "empty", False
-    kind = _buffer(info)
+    kind = constant_kind(info)
     if kind:
         return kind, True
     if info.dtype not in FLOATS and info.made_of is None:
@@ -49,7 +49,8 @@ def reason_to_skip(info: TensorInfo, load: Load) -> tuple[str | None, bool]:
     return None, False
 
 
-def _buffer(info: TensorInfo) -> str | None:
+def constant_kind(info: TensorInfo) -> str | None:
+    """What a constant that is saved beside parameters is, known by its name; None for all else."""
     parts = info.name.split(".")
     if len(info.shape) > 1 and parts[-1] == "bias" and parts[-2:-1] in (["attn"], ["attention"]):
         return "causal mask"

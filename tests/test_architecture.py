@@ -20,8 +20,8 @@ PACKAGE = ROOT / "spectrascope"
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"report", "pipeline", "inspection"},
     {"landscape"},
+    {"report", "pipeline", "inspection"},
     {"machines"},
     {"run"},
     {"job", "fetching"},

@@ -15,12 +15,15 @@ from ._output import Output
 class AnalysisProgress:
     """Keeps `spectrascope.progress.Progress`, and hears Ctrl-C.
 
+    `doing` so many of `what` is what it says.
+
     A KeyboardInterrupt at any instant may fall into a destructor of a library and be lost there. So the first Ctrl-C
     is only noted, and raised by the next update; a second one is raised at once.
     """
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, doing: str = "analysing", what: str = "checkpoints") -> None:
         self._output = output
+        self._what = what
         self._bar: Any = None
         self._task: Any = None
         self._started = time.monotonic()
@@ -29,7 +32,7 @@ class AnalysisProgress:
         self._interrupted = False
         self._handler: Any = None
         if sys.stderr.isatty() and not output.quiet:
-            self._bar = _bar()
+            self._bar = _bar(doing, what)
 
     def __enter__(self) -> AnalysisProgress:
         if threading.current_thread() is threading.main_thread():
@@ -72,22 +75,22 @@ class AnalysisProgress:
             seconds = time.monotonic() - self._started
             left = seconds / done * (total - done)
             if 0 < done < total and seconds > 2:
-                self._output.say(f"{int(done)} of {total} checkpoints, about {left:.0f} s left")
+                self._output.say(f"{int(done)} of {total} {self._what}, about {left:.0f} s left")
 
     def fetch(self, label: str, done: int, size: int) -> None:
         revision = label.rpartition("@")[2]
         self._fetching = f"; fetching {revision}: {done / 1e6:,.0f} of {size / 1e6:,.0f} MB" if done < size else ""
 
 
-def _bar() -> Any:
+def _bar(doing: str, what: str) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
-        TextColumn("analysing"),
+        TextColumn(doing),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("checkpoints, ETA"),
+        TextColumn(f"{what}, ETA"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[label]}"),
         console=Console(stderr=True),

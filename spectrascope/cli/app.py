@@ -23,7 +23,7 @@ from ..errors import NothingAnalysed, SpectrascopeError
 from ._output import print_error
 
 # One module each, in the order of `--help`.
-COMMANDS = ("analyze", "show", "rank", "spectrum", "align", "sva", "lmc", "task", "export")
+COMMANDS = ("analyze", "show", "rank", "spectrum", "align", "sva", "lmc", "prune", "perturb", "task", "export")
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..metrics import hull
-from .interpolation import losses_of
-from .task import Task
+from .runner import Runner
 from .weights import Weights
 
 Read = Callable[[int], Weights]
@@ -55,14 +54,12 @@ def gram_matrix(read: Read, count: int) -> NDArray[np.float64]:
 
 
 def explore(
-    task: Task,
-    model: torch.nn.Module,
+    runner: Runner,
     read: Read,
     count: int,
     samples: int,
     seed: int,
-    recalibrated: bool = True,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Hull:
     """Losses at random points of the hull, at points as far from the nearest end as those, and at that end.
 
@@ -74,17 +71,17 @@ def explore(
     found = Hull(gram, {}, {}, {})
     at_end: dict[int, dict[str, float]] = {}
     for done, shares in enumerate(hull.simplex_samples(samples, count, seed)):
-        progress(done, samples)
+        progress(done)
         away = _distances_to(shares, gram)
         end = int(np.argmin(away))
         if end not in at_end:
-            at_end[end] = losses_of(task, model, read(end), recalibrated)
-        mixed = losses_of(task, model, _mixture(read, shares, end), recalibrated)
-        nearby = losses_of(task, model, _beside(read(end), float(away[end]), seed, done), recalibrated)
+            at_end[end] = runner.losses(read(end))
+        mixed = runner.losses(_mixture(read, shares, end))
+        nearby = runner.losses(_beside(read(end), float(away[end]), seed, done))
         for losses, into in ((mixed, found.inside), (nearby, found.around), (at_end[end], found.ends)):
             for metric, value in losses.items():
                 into.setdefault(metric, []).append(value)
-    progress(samples, samples)
+    progress(samples)
     return found
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from ..metrics.barrier import barrier, max_deviation
-from .batch_norm import has_batch_norm, recalibrate
-from .task import Task
-from .weights import Weights, put
+from .runner import Runner
+from .weights import Weights
 
 
 def interpolate(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], alpha: float) -> Weights:
@@ -56,31 +55,20 @@ class Curve:
 
 
 def curve(
-    task: Task,
-    model: torch.nn.Module,
+    runner: Runner,
     one: Weights,
     other: Weights,
     points: int = 11,
-    recalibrated: bool = True,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Curve:
     """The losses at `points` evenly spaced alphas, ends included.
 
-    With `recalibrated`, the statistics of batch norm are estimated anew at every alpha, ends included. The weights of
-    the ends, and their files, are never changed. Raises TaskError.
+    The weights of the ends, and their files, are never changed. Raises TaskError.
     """
     found = Curve([float(alpha) for alpha in np.linspace(0.0, 1.0, points)])
     for done, alpha in enumerate(found.alphas):
-        progress(done, points)
-        for metric, loss in losses_of(task, model, interpolate(one, other, alpha), recalibrated).items():
+        progress(done)
+        for metric, loss in runner.losses(interpolate(one, other, alpha)).items():
             found.losses.setdefault(metric, [float("nan")] * points)[done] = loss
-    progress(points, points)
+    progress(points)
     return found
-
-
-def losses_of(task: Task, model: torch.nn.Module, weights: Weights, recalibrated: bool = True) -> dict[str, float]:
-    """The losses of some weights, put into the model."""
-    put(weights, model)
-    if recalibrated and has_batch_norm(model):
-        recalibrate(model, task)
-    return task.losses(model)

@@ -54,7 +54,7 @@ def rank_heat_map(
     for axis, group in zip(axes, panels, strict=True):
         if group is not None and metrics is not None:
             _draw_metrics(axis, metrics, group)
-    _draw_heat_map(figure, axes[-1], table, matrices, steps, "normalised effective rank")
+    draw_heat_map(figure, axes[-1], table, matrices, steps, "normalised effective rank")
     _finish(figure, axes, steps, path, log)
 
 
@@ -73,7 +73,7 @@ def score_heat_map(
         if row["score"] is not None:
             table[names.index(row[column]), steps.index(row["step"])] = row["score"]
     figure, axes = figure_of(8.0, [min(max(1.4 + 0.24 * len(names), 2.6), 26.0)])
-    _draw_heat_map(figure, axes[0], table, _without_common_path(names), steps, label, _top(table))
+    draw_heat_map(figure, axes[0], table, without_common_path(names), steps, label, _top(table))
     _finish(figure, axes, steps, path, log)
 
 
@@ -118,7 +118,7 @@ def _over_heads(row: Row) -> str:
     return f", mean over {len(row['per_head'])} heads" if row.get("per_head") else ""
 
 
-def _without_common_path(names: list[str]) -> list[str]:
+def without_common_path(names: list[str]) -> list[str]:
     """Names of matrices or pairs as labels: without `.weight`, and without what all of them begin with."""
     sides = [[stem(side).split(".") for side in name.split("->")] for name in names]
     parts = zip(*[side[:-1] for name in sides for side in name], strict=False)
@@ -186,7 +186,7 @@ def save(figure: Any, path: Path) -> None:
     write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160))
 
 
-def _draw_heat_map(
+def draw_heat_map(
     figure: Any,
     axis: Any,
     table: NDArray[np.float64],
@@ -195,6 +195,7 @@ def _draw_heat_map(
     label: str,
     top: float = 1.0,
 ) -> None:
+    """Values from 0 to `top` in colour, a row for each name, x steps."""
     image = _draw_cells(axis, table, steps, top)
     every = -(-len(matrices) // MOST_LABELS)
     shown = range(0, len(matrices), every)
