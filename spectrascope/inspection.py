@@ -52,7 +52,7 @@ def inspect(
     config.json contradicts; NothingAnalysed where no checkpoint can be read.
     """
     require_weights(weights)
-    request = HubRequest(tuple(revisions), in_place=True, user=f"process {os.getpid()}")
+    request = HubRequest(tuple(revisions), in_place=True)
     found = find_checkpoints(sources, step_regex, trust_pickle, request)
     wanted = set(select_steps([reference.step for reference in found.references], steps))
     result = Inspection(warnings=found.warnings)
@@ -143,12 +143,15 @@ def list_revisions(
     local = [str(source) for source in sources if not is_on_the_hub(source)]
     if local:
         raise RequestError(f"--revisions are of repositories on the Hub, which {local[0]} is not: show it by itself")
-    found = find_checkpoints(sources, step_regex, request=HubRequest(tuple(revisions), user=f"process {os.getpid()}"))
+    found = find_checkpoints(sources, step_regex, request=HubRequest(tuple(revisions)))
     wanted = set(select_steps([reference.step for reference in found.references], steps))
     chosen = [(one, one.origin) for one in found.references if one.step in wanted and one.origin is not None]
     result = Revisions([reference.step for reference, _ in chosen], warnings=found.warnings)
-    with ThreadPoolExecutor(8) as executor:
+    executor = ThreadPoolExecutor(8)
+    try:
         sizes = list(executor.map(lambda one: _sizes(one[1]), chosen))
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, a server that stalls is not waited for
     for (reference, origin), size in zip(chosen, sizes, strict=True):
         row = {"revision": str(reference.path).partition("@")[2], "step": reference.step, "commit": origin.commit}
         result.revisions.append(row | size)

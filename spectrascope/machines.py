@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,8 @@ def run_on(cluster: Cluster, run: Run, references: list[Reference], device: str,
     wait for it. Raises what a worker raised that is no fault of one checkpoint, as a run on one machine does.
     """
     run.total = len(references)
-    waits = "" if cluster.workers else "; it begins when a worker comes"
     there = counted(cluster.workers, "worker")
-    run.progress.say(f"{counted(run.total, 'checkpoint')} on {there} of {cluster.address}{waits}")
+    run.progress.say(f"{counted(run.total, 'checkpoint')} on {there} of {cluster.address}")
     outcomes: dict[int, Outcome] = {}
     left = list(references)
     while left:
@@ -88,7 +88,7 @@ def run_on(cluster: Cluster, run: Run, references: list[Reference], device: str,
         tasks = [
             Task(one, run.store.resolve(), run.settings, run.trust_mtime, run.weights, device, workers) for one in group
         ]
-        for task, outcome in cluster.each(run_task, tasks, lambda: run.report(None)):
+        for task, outcome in cluster.each(run_task, tasks, partial(_wait, run, cluster)):
             step = task.reference.step
             if isinstance(outcome, SpectrascopeError):
                 raise outcome
@@ -103,6 +103,13 @@ def run_on(cluster: Cluster, run: Run, references: list[Reference], device: str,
     for step in sorted(outcomes):
         _take(run, outcomes[step])
     clear_temporaries(run.store, run.steps)
+    run.report(None)
+
+
+def _wait(run: Run, cluster: Cluster) -> None:
+    """Between tasks: hear Ctrl-C, and say once where there is nobody to wait for."""
+    if not cluster.workers:
+        run.progress.warn(f"{cluster.address} has no worker; the run goes on when one comes")
     run.report(None)
 
 

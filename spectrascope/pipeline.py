@@ -96,7 +96,7 @@ def analyze(
     run = Run(_store_path(source, out), settings, trust_mtime, progress, weights)
     if device_warning:
         run.warn(device_warning)
-    request = HubRequest(tuple(revisions), keep, bool(match), str(run.store))
+    request = HubRequest(tuple(revisions), keep, bool(match), run.store)
     references = _references(run, source, steps, step_regex, trust_pickle, request, is_shared=dask is not None)
     with open_for_writing(run.store):
         if dask is None:

@@ -23,13 +23,13 @@ def unseen(label: str, done: int, size: int) -> None:
 class HubRequest:
     """What is asked of the Hub: `revisions` by globs; to `keep` what is fetched; to read single tensors `in_place`.
 
-    `user` is the store that is made of it.
+    `store` is what is made of it, None where that is nothing that stays.
     """
 
     revisions: tuple[str, ...] = ()
     keep: bool = False
     in_place: bool = False
-    user: str = ""
+    store: Path | None = None
 
 
 class Origin(Protocol):

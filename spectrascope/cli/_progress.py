@@ -18,7 +18,8 @@ class AnalysisProgress:
     `doing` so many of `what` is what it says.
 
     A KeyboardInterrupt at any instant may fall into a destructor of a library and be lost there. So the first Ctrl-C
-    is only noted, and raised by the next update; a second one is raised at once.
+    is only noted, and raised by the next update; a second one is raised at once, and so is one before the first update,
+    while revisions are listed.
     """
 
     def __init__(self, output: Output, doing: str = "analysing", what: str = "checkpoints") -> None:
@@ -29,6 +30,7 @@ class AnalysisProgress:
         self._started = time.monotonic()
         self._tenths = 0
         self._fetching = ""
+        self._began = False
         self._interrupted = False
         self._handler: Any = None
         if sys.stderr.isatty() and not output.quiet:
@@ -40,7 +42,7 @@ class AnalysisProgress:
         return self
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._interrupted:
+        if self._interrupted or not self._began:
             raise KeyboardInterrupt
         self._interrupted = True
 
@@ -62,6 +64,7 @@ class AnalysisProgress:
         self._output.fail(line)
 
     def update(self, done: float, total: int, step: int | None) -> None:
+        self._began = True
         if self._interrupted:
             raise KeyboardInterrupt
         if self._bar is not None:

@@ -491,8 +491,7 @@ def test_kill_at_any_instant(revisions: Any, tmp_path: Path) -> None:
     with Hub() as hub:
         for name, files in revisions.items():
             hub.add(REPOSITORY, name, files)
-        env = environment(hub, tmp_path / "home") | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "spectrascope", "analyze", ADDRESS, "--revisions", "step*", "--format", "json"]
+        command, env = command_on(hub, tmp_path / "home")
         hub.fault(WEIGHTS, slow(0.05, 10_000), always=True)
         random = np.random.default_rng(0)
         for _ in range(3):
@@ -512,3 +511,50 @@ def test_kill_at_any_instant(revisions: Any, tmp_path: Path) -> None:
         assert names == sorted(os.listdir(tmp_path / "c.spectra"))
         for name in names:
             assert (tmp_path / "k.spectra" / name).read_bytes() == (tmp_path / "c.spectra" / name).read_bytes()
+
+
+def command_on(hub: Hub, home: Path) -> tuple[list[str], dict[str, str]]:
+    """A run over all revisions in a process of its own, and the environment that it needs."""
+    command = [sys.executable, "-m", "spectrascope", "analyze", ADDRESS, "--revisions", "step*", "--format", "json"]
+    return command, environment(hub, home) | {"OMP_NUM_THREADS": "1"}
+
+
+def test_two_processes_on_one_repository_and_store(revisions: Any, home: Path, tmp_path: Path) -> None:
+    """Neither takes the files of the other away."""
+    with Hub() as hub:
+        for name, files in revisions.items():
+            hub.add(REPOSITORY, name, files)
+        command, env = command_on(hub, home)
+        hub.fault(WEIGHTS, slow(0.02, 20_000), always=True)
+        both = [
+            subprocess.Popen([*command, "-o", "x.spectra"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        rows = [json.loads(process.communicate(timeout=120)[0])["rows"] for process in both]
+        assert [process.returncode for process in both] == [0, 0]
+        assert rows[0] == rows[1]
+        assert [path for path in (home / "assets").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "command", [["analyze", ADDRESS, "-o", "x.spectra"], ["show", ADDRESS, "--revisions", "step*"]]
+)
+def test_ctrl_c_while_a_server_stalls(command: list[str], revisions: Any, home: Path, tmp_path: Path) -> None:
+    with Hub() as hub:
+        for name, files in revisions.items():
+            hub.add(REPOSITORY, name, files)
+        hub.add(REPOSITORY, "main", revisions["step1000"])
+        hub.fault("GET /api/.*/(refs|tree)" if command[0] == "analyze" else "GET /api/.*/tree", stall(), always=True)
+        env = environment(hub, home) | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spectrascope", *command], cwd=tmp_path, env=env, stderr=subprocess.PIPE
+        )
+        while not hub.matching("refs|tree"):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=5)
+        finally:
+            process.kill()
+        assert (process.returncode, b"Traceback" in said) == (130, False)

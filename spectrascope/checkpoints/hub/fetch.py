@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from tqdm.auto import tqdm
 
 from ...errors import Unfetched
 from ..origin import Report
+from .claims import claim, give_up
 from .faults import describe, may_pass
 from .repository import HubFile
 
@@ -28,8 +28,8 @@ class Files:
     """The files of one commit on this disk.
 
     What the user's cache holds is read there and stays. What is not there is fetched into a place of its own, by
-    commit, name and `user` (the store that is made of it), so that a run that was killed goes on where it was and no
-    other run loses its files; `remove` takes that away. With `keep` it is fetched into the user's cache.
+    commit, name and `user` (the store that is made of it): a run that was killed goes on with the files that came
+    whole, and no other run loses its own. `remove` takes that away. With `keep` it is fetched into the user's cache.
     """
 
     def __init__(self, label: str, repository: str, commit: str, user: str, keep: bool) -> None:
@@ -70,12 +70,13 @@ class Files:
     def remove(self) -> None:
         """Take away what was fetched for the while; never what the user's cache holds."""
         place = self._place
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(claim(place), ignore_errors=True)
+        give_up(place)
         with suppress(OSError):
             place.parent.rmdir()  # refused while another revision is there
 
     def _fetch_one(self, file: HubFile, report: Callable[[int], None]) -> Path:
-        place: dict[str, Any] = {} if self._keep else {"local_dir": self._place}
+        place: dict[str, Any] = {} if self._keep else {"local_dir": claim(self._place)}
         for wait in (*WAITS, None):
             try:
                 bar = _reporting(report)
@@ -99,7 +100,7 @@ class Files:
     @property
     def _place(self) -> Path:
         """Where huggingface_hub wants other programs to keep what they fetch."""
-        user = sha256(f"{os.path.abspath(self._user)} {self._label}".encode()).hexdigest()[:8]
+        user = sha256(f"{self._user} {self._label}".encode()).hexdigest()[:8]
         repository = self._repository.replace("/", "--")
         return Path(constants.HF_ASSETS_CACHE, "spectrascope", repository, f"{self._commit[:12]}-{user}")
 
@@ -107,7 +108,7 @@ class Files:
 def _reporting(report: Callable[[int], None]) -> type[tqdm]:
     """A bar of the client that shows nothing and says how many bytes have come."""
 
-    class Bar(tqdm):  # type: ignore[misc]  # tqdm ships no types
+    class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **(kwargs | {"disable": True}))

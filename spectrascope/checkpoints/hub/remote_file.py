@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,9 @@ class RemoteSafetensors:
 
 
 def _fits(entry: dict[str, Any]) -> bool:
-    """Whether a tensor has as many bytes as its shape and type say."""
-    dtype = dtype_named(DTYPES.get(entry["dtype"], "unknown"))
+    """Whether a tensor has as many bytes as its shape and type say; of a type that is not read here, any."""
+    dtype = dtype_named(DTYPES.get(str(entry["dtype"]), "unknown"))
     begin, end = entry["data_offsets"]
-    count = 1
-    for size in entry["shape"]:
-        count *= size
-    return dtype is None or count * dtype.itemsize == end - begin
+    if not all(isinstance(number, int) and number >= 0 for number in (begin, end, *entry["shape"])):
+        return False
+    return dtype is None or prod(entry["shape"]) * dtype.itemsize == end - begin

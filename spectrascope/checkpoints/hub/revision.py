@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ class HubRevision:
 
     @property
     def _files(self) -> Files:
-        return Files(self.label, self.repository.name, self.commit, self.request.user, self.request.keep)
+        user = f"process {os.getpid()}" if self.request.store is None else os.path.abspath(self.request.store)
+        return Files(self.label, self.repository.name, self.commit, user, self.request.keep)
 
     def _deciding(self, used: Sequence[Path]) -> list[HubFile]:
         return [*self.weights().files, *(self._listed[path.name] for path in used if path.name in self._listed)]
@@ -130,7 +132,10 @@ class HubRevision:
         if not chosen or (len(chosen) > 1 and not sets):
             if lone:
                 raise CheckpointError(self.label, f"which file holds the weights is not clear ({', '.join(lone)})")
-            raise CheckpointError(self.label, f"holds no weights of a format that is read here: {listed(names, 8)}")
+            raise CheckpointError(
+                self.label,
+                f"holds no weights of a format that is read here: {listed(names, 8) or 'no files at its top'}",
+            )
         return Weights([self._listed[name] for name in chosen])
 
     def _shards_of(self, index: str) -> list[HubFile]:
