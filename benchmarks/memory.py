@@ -1,8 +1,8 @@
-"""Peak memory of an analysis of a 1.6 GB float32 file of Pythia-410m's shapes with 2 workers.
+"""Peak memory of an analysis of a 1.5 GiB float32 file of Pythia-410m's shapes, and of pruning 1e8 weights.
 
     python benchmarks/memory.py [--size 410m]
 
-Peak resident set of the whole process, less that of `import torch` alone.
+Peak resident sets of whole processes. Pruning imports torch, which the rest of the analysis does without.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from pythia import write
+from safetensors.numpy import save_file
 
 # VmHWM, unlike getrusage, starts afresh at exec.
-PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
-OURS = "import sys, spectrascope; spectrascope.analyze(sys.argv[1], sys.argv[2], workers=2); " + PEAK
+PEAK = "; print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+ANALYSIS = "import sys, spectrascope; spectrascope.analyze(sys.argv[1], sys.argv[2], workers=2)"
+IMPORTS = "import sys; from spectrascope.landscape.prune_command import *"
+PRUNING = (
+    f"{IMPORTS}; folder = Path(sys.argv[1]); "
+    "prune(Sources([folder / 'm.safetensors']), Request('magnitude', (0.05,)), None, None, "
+    "folder / 'pruned.safetensors', folder / 'masks.safetensors')"
+)
+MATRICES, SIDE = 100, 1000
 
 
 def peak(program: str, *arguments: str) -> int:
     """The peak resident set of a program, in bytes."""
-    command = [sys.executable, "-c", program, *arguments]
+    command = [sys.executable, "-c", program + PEAK, *arguments]
     return 1024 * int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -32,10 +41,18 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = write(options.size, "float32", Path(folder, "model.safetensors"))
-        base = peak("import torch; " + PEAK)
-        ours = peak(OURS, str(file), str(Path(folder, "x.spectra")))
-        print(f"file {file.stat().st_size / 2**30:.2f} GiB, import torch {base / 2**20:.0f} MiB")
-        print(f"peak {ours / 2**20:.0f} MiB: {(ours - base) / 2**30:.2f} GiB above the import")
+        ours = peak(ANALYSIS, str(file), str(Path(folder, "x.spectra")))
+        print(f"analysis of {file.stat().st_size / 2**30:.2f} GiB: peak {ours / 2**20:.0f} MiB")
+    with tempfile.TemporaryDirectory() as folder:
+        random = np.random.default_rng(0)
+        matrices = {f"{i:03d}.weight": random.standard_normal((SIDE, SIDE), np.float32) for i in range(MATRICES)}
+        save_file(matrices, Path(folder, "m.safetensors"))
+        weights = sum(matrix.nbytes for matrix in matrices.values())
+        base, ours = peak(IMPORTS), peak(PRUNING, folder)
+        print(
+            f"pruning {weights / 2**20:.0f} MiB: peak {ours / 2**20:.0f} MiB, {(ours - base) / 2**20:.0f} above imports"
+            f": {ours / weights:.2f} and {(ours - base) / weights:.2f} times the weights"
+        )
 
 
 if __name__ == "__main__":

@@ -26,13 +26,16 @@ def magnitude_masks(tensors: Tensors, fraction: float) -> Masks:
     """
     if not 0 <= fraction <= 1:
         raise RequestError(f"a share of weights is from 0 to 1, not {fraction}")
-    count = round(fraction * sum(tensor.numel() for tensor in tensors.values()))
+    total = sum(tensor.numel() for tensor in tensors.values())
+    count = round(fraction * total)
     if count == 0:
         return {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in tensors.items()}
     smallest, ties = _threshold(tensors, count)
     masks: Masks = {}
+    # One block for all: small ones between the pieces of weights that come and go would keep the heap from shrinking.
+    room = torch.empty(total, dtype=torch.bool)
     for name, tensor in tensors.items():
-        mask = torch.empty(tensor.numel(), dtype=torch.bool)
+        mask, room = room[: tensor.numel()], room[tensor.numel() :]
         for start, bits in _chunks(tensor):
             kept = bits > smallest
             equal = np.flatnonzero(bits == smallest)[:ties]

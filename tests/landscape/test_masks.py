@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ORACLE, ORACLE_INPUTS
+from safetensors.torch import save_file
 
 from spectrascope.errors import RequestError
 from spectrascope.landscape.masks import magnitude_masks, random_masks
@@ -95,3 +99,24 @@ def test_perturbation_without_rescaling() -> None:
     assert float((found["w"] - weight).norm() / weight.norm()) == pytest.approx(0.5, rel=1e-5)
     assert list(found) == ["w"]
     assert torch.equal(perturb({"w": torch.zeros(2, 2)}, ["w"], 1.0, seed=0)["w"], torch.zeros(2, 2))
+
+
+def test_memory_of_magnitude_masks(tmp_path: Path) -> None:
+    """Weights are read as they are looked at: no more memory than they take, masks and all."""
+    save_file({f"{i}.weight": torch.randn(1000, 1000) for i in range(40)}, tmp_path / "m.safetensors")
+    program = """
+import sys
+from spectrascope.landscape.masks import magnitude_masks
+from spectrascope.landscape.weights import StoredWeights, opened, the_only
+def peak():
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+with opened(the_only(sys.argv[1])) as checkpoint:
+    weights = StoredWeights(checkpoint.load, {name: name for name in checkpoint.tensors})
+    before = peak()
+    masks = magnitude_masks(weights, 0.3)
+    print(peak() - before, sum(int(mask.sum()) for mask in masks.values()))
+"""
+    command = [sys.executable, "-c", program, tmp_path / "m.safetensors"]
+    grown, kept = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert kept == 12_000_000
+    assert grown * 1024 < 4 * 40_000_000
