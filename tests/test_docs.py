@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import GROK, ROOT
+from conftest import ROOT
 from hub_server import Hub, write_revisions
 from hub_server import environment as hub_environment
 
@@ -28,7 +28,9 @@ def blocks(language: str) -> list[str]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory as the README's reader has it: a clone."""
     home = tmp_path_factory.mktemp("readme")
-    shutil.copytree(GROK, home / "fixtures" / "grok")
+    for run in ("grok", "digits"):
+        shutil.copytree(ROOT / "fixtures" / run, home / "fixtures" / run)
+    shutil.copy(ROOT / "fixtures" / "digits.py", home / "fixtures")
     scripts = home / "bin"
     scripts.mkdir()
     for name, module in (("spectrascope", "-m spectrascope"), ("dask", "-m dask"), ("python", "")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,14 +42,17 @@ class Hull:
         }
 
 
-def gram_matrix(read: Read, count: int) -> NDArray[np.float64]:
-    """<W_i, W_j> of the flattened weights of each pair, in float64; two checkpoints are held at a time."""
+def gram_matrix(read: Read, count: int, parameters: Collection[str]) -> NDArray[np.float64]:
+    """<W_i, W_j> of the flattened parameters of each pair, in float64; two checkpoints are held at a time.
+
+    Buffers, such as the running statistics of batch norm, are no parameters.
+    """
     gram = np.zeros((count, count))
     for i in range(count):
         one = read(i)
         for j in range(i + 1):
             other = one if i == j else read(j)
-            gram[i, j] = gram[j, i] = _inner(one, other)
+            gram[i, j] = gram[j, i] = _inner(one, other, parameters)
     return gram
 
 
@@ -67,7 +70,8 @@ def explore(
     ||W_end - W_conv|| eps / ||eps||, eps ~ N(0, I). `read(i)` gives the i-th checkpoint: one is held at a time, beside
     the mixture. Raises TaskError.
     """
-    gram = gram_matrix(read, count)
+    parameters = runner.order
+    gram = gram_matrix(read, count, parameters)
     found = Hull(gram, {}, {}, {})
     at_end: dict[int, dict[str, float]] = {}
     for done, shares in enumerate(hull.simplex_samples(samples, count, seed)):
@@ -77,7 +81,7 @@ def explore(
         if end not in at_end:
             at_end[end] = runner.losses(read(end))
         mixed = runner.losses(_mixture(read, shares, end))
-        nearby = runner.losses(_beside(read(end), float(away[end]), seed, done))
+        nearby = runner.losses(_beside(read(end), parameters, float(away[end]), seed, done))
         for losses, into in ((mixed, found.inside), (nearby, found.around), (at_end[end], found.ends)):
             for metric, value in losses.items():
                 into.setdefault(metric, []).append(value)
@@ -104,26 +108,19 @@ def _mixture(read: Read, shares: Sequence[float] | NDArray[np.float64], end: int
     return {name: sums.get(name, tensor) for name, tensor in nearest.items()}
 
 
-def _beside(weights: Weights, distance: float, seed: int, sample: int) -> Weights:
-    """The weights and a random step of this length, over all their floats together."""
-    generator = torch.Generator().manual_seed(2**32 * (seed + 1) + sample)
-    noise = {
-        name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        for name, tensor in weights.items()
-        if tensor.is_floating_point()
-    }
-    length = float(np.sqrt(sum(float((one**2).sum()) for one in noise.values())))
-    return {
-        name: tensor.double() + distance / length * noise[name] if name in noise else tensor
-        for name, tensor in weights.items()
-    }
+def _beside(weights: Weights, parameters: Collection[str], distance: float, seed: int, sample: int) -> Weights:
+    """The weights and a random step of this length, over all parameters together."""
+
+    def noise() -> Iterator[tuple[str, torch.Tensor]]:
+        """The same each time: it is drawn twice, once for its length, rather than held."""
+        generator = torch.Generator().manual_seed(2**32 * (seed + 1) + sample)
+        for name in parameters:
+            yield name, torch.randn(weights[name].shape, generator=generator, dtype=torch.float64)
+
+    length = float(np.sqrt(sum(float((one**2).sum()) for _, one in noise())))
+    moved = {name: weights[name].double() + distance / length * one for name, one in noise()}
+    return {**weights, **moved}
 
 
-def _inner(one: Weights, other: Weights) -> float:
-    return float(
-        sum(
-            torch.dot(tensor.double().flatten(), other[name].double().flatten())
-            for name, tensor in one.items()
-            if tensor.is_floating_point()
-        )
-    )
+def _inner(one: Weights, other: Weights, parameters: Collection[str]) -> float:
+    return float(sum(torch.dot(one[name].double().flatten(), other[name].double().flatten()) for name in parameters))

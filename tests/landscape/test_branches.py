@@ -145,3 +145,17 @@ def test_wrong_requests(arguments: list[str], words: str, cli: Any) -> None:
     assert_plain(found)
     assert (found.code, found.out) == (2, "")
     assert words in found.err
+
+
+def test_a_hull_is_of_parameters(cli: Any) -> None:
+    """Running statistics are no part of distances, and no noise is added to them."""
+    ends = [branch("conv", 0, seed) for seed in range(3)]
+    found = cli("lmc", *ends, "--task", f"{RECIPE}:conv", "--samples", "3", "--format", "json")
+    assert_plain(found)
+    weights = [load_file(end) for end in ends]
+    names = [name for name in weights[0] if "running" not in name and "num_batches" not in name]
+    flat = torch.stack([torch.cat([one[name].flatten().double() for name in names]) for one in weights])
+    row = found.json["rows"][0]
+    assert np.allclose(row["distances"], torch.cdist(flat, flat), rtol=1e-6, atol=1e-4)
+    assert np.allclose(row["singular_values"], torch.linalg.svdvals(flat), rtol=1e-6)
+    assert row["singular_values_centred"][2] < 1e-3 < row["singular_values_centred"][1]
