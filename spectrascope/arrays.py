@@ -6,6 +6,7 @@ but a file of torch's own, a GPU or a model needs torch, whose import takes long
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
     import torch
 
 Array = NDArray[Any]
+# Above 32 MiB the C library asks the system for each block anew, and filling fresh pages takes longer than upcasting.
+BLOCK_BYTES = 16 * 2**20
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
     """The type of this name ("bfloat16"), None where there is none."""
     try:
-        return np.dtype(getattr(ml_dtypes, name, name))
+        found = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
         return None
+    return None if found.hasobject else found
 
 
 def from_torch(tensor: torch.Tensor) -> Array:
@@ -63,6 +67,18 @@ def as_array(numbers: Any) -> Array:
 def raw_bytes(array: Array) -> memoryview:
     """An array's bytes in row-major order, copied only where its memory is in another one."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def row_blocks(array: Array, item_bytes: int = 8) -> Iterator[Array]:
+    """Views of some rows at a time, from the first on: copies of them of `item_bytes` a number stay small."""
+    rows = max(1, BLOCK_BYTES * len(array) // max(1, item_bytes * array.size))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
+
+
+def energy(array: Array) -> float:
+    """The sum of the squares of all numbers, in float64."""
+    return sum(float(np.square(block.astype(np.float64)).sum()) for block in row_blocks(array))
 
 
 def count_zeros(array: Array) -> int:

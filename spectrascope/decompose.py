@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Array, as_array, count_zeros, to_torch
+from .arrays import BLOCK_BYTES, Array, as_array, count_zeros, to_torch
 
 # Below this share of sigma_1 the Gram matrix no longer holds 1e-10 with room to spare. The error grows with 1 / sigma
 # and with the width: 8e-11 at 1e-5 sigma_1 for a width of 500, 1.2e-10 at 2.1e-5 for 3200; so it stays near 4e-11.
@@ -27,8 +27,6 @@ GRAM_LIMIT, GRAM_LIMIT_PER_COLUMN = 2e-5, 2e-8
 SAFE_TO_DIVIDE = 1e-3
 # Below this share of sigma_1, W v / sigma is rounding noise: the vector is completed orthonormally instead.
 NULL_LIMIT = 1e-12
-# Above 32 MiB the C library asks the system for each block anew, and filling fresh pages takes longer than upcasting.
-BLOCK_BYTES = 16 * 2**20
 
 # torch's failures to converge, of cuSOLVER and of its allocators are all RuntimeErrors.
 GivesUp = (np.linalg.LinAlgError, RuntimeError, MemoryError)

@@ -263,7 +263,7 @@ def look_up(
     if not same_place:
         raise RequestError(
             f"{store} already holds step {reference.step} of another checkpoint, {info.source['path']}; "
-            f"name another store for {reference.path} with -o"
+            f"name another store for {reference.path}: -o, or --store of prune"
         )
     return LookUp(False, settings, content)
 
@@ -302,7 +302,7 @@ def require_same_weights(info: StepInfo, weights: str) -> None:
     if stored != weights:
         raise RequestError(
             f"{info.path.parent} holds {stored} weights of step {info.step}, which are not mixed with {weights} ones; "
-            "name another store with -o, or choose with --weights"
+            "name another store (-o, or --store of prune), or choose with --weights"
         )
 
 

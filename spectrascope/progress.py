@@ -35,10 +35,11 @@ class Silent:
 
 
 class Muted:
-    """Another's progress without its words: of work that is a part of something else."""
+    """Another's progress without its words, for a part of its work: `span` of `total`, from `at` on."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, at: float, span: float, total: int) -> None:
         self._progress = progress
+        self._at, self._span, self._total = at, span, total
 
     def say(self, line: str) -> None: ...
     def warn(self, line: str) -> None: ...
@@ -47,7 +48,7 @@ class Muted:
         self._progress.fail(line)
 
     def update(self, done: float, total: int, step: int | None) -> None:
-        self._progress.update(done, total, step)
+        self._progress.update(self._at + self._span * done / max(total, 1), self._total, step)
 
     def fetch(self, label: str, done: int, size: int) -> None:
         self._progress.fetch(label, done, size)

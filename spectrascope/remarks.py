@@ -19,3 +19,8 @@ def describe_refused(refused: Iterable[tuple[str, str]]) -> str | None:
     parts = [f"{listed(names, 2)}: {reason}" for reason, names in list(reasons.items())[:2]]
     parts += ["and others for other reasons; `spectrascope show` lists all"] if len(reasons) > 2 else []
     return f"{counted(sum(map(len, reasons.values())), 'weight')} refused: {'; '.join(parts)}"
+
+
+def few_directions(there: int, needed: int) -> str:
+    """What to know of the score of a matrix of low rank."""
+    return f"{there} of {needed} directions are above the rounding noise; the score is their mean"

@@ -28,6 +28,7 @@ class Checkpoint:
     Attributes
     ----------
     tensors : dict of name -> TensorInfo, wrapper prefixes stripped, effective weights in place, in the model's order
+    stored : dict of name -> TensorInfo, what the file holds of the model, parts of effective weights and codes as such
     tied : dict of name -> the earlier name that it shares memory with
     weights : "live" or "averaged", the copy of the model that `tensors` are of
     stamp : list of name, size and modification time (ns) of each file that decides values, when it was opened
@@ -61,8 +62,9 @@ class Checkpoint:
         order = list(self._stored_name) if container.ordered else model_order(list(self._stored_name))
         stored = {name: replace(listed[self._stored_name[name]], name=name) for name in order}
         folder = self._files[0].parent if self._files else None
-        beside = Beside(self._stored, folder if origin is None else origin.folder)
+        beside = Beside(self.load_stored, folder if origin is None else origin.folder)
         self.tensors, self._effective = resolve(stored, beside)
+        self.stored = {name: info for name, info in stored.items() if info.kind in ("parameter", "refused")}
         used = [path for name in beside.used if (path := beside.path(name))]
         self._files += used
         self._as_opened += stamp(used)
@@ -80,13 +82,24 @@ class Checkpoint:
         """
         effective = self._effective.get(name)
         if effective is None:
-            return self._stored(name, index)
-        tensor = effective.make(*map(self._stored, effective.parts))
+            return self.load_stored(name, index)
+        tensor = effective.make(*map(self.load_stored, effective.parts))
         if tensor.shape != effective.info.shape:
             raise CheckpointError(self.path, f"{name} comes out as {tensor.shape}, not {effective.info.shape}")
         return tensor if index is None else tensor[index]
 
-    def _stored(self, name: str, index: int | None = None) -> Array:
+    def parts_of(self, name: str) -> tuple[str, ...]:
+        """The stored tensors that a tensor is made of: itself, unless it is an effective weight."""
+        effective = self._effective.get(name)
+        return (name,) if effective is None else effective.parts
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that decide its values, where they are on this disk."""
+        return list(self._files)
+
+    def load_stored(self, name: str, index: int | None = None) -> Array:
+        """As `load`, of `stored`."""
         self.require_unchanged()
         try:
             return self._container.load(self._stored_name[name], index)

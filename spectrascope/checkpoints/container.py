@@ -31,7 +31,8 @@ class Container(Protocol):
     def load(self, name: str, index: int | None = None) -> Array:
         """One tensor, or what is at `index` of its first axis.
 
-        Its memory is given back when the array is dropped.
+        It is the caller's own to change, unless it is of a state dict in memory.
+        Its memory is given back when it is dropped.
         """
         ...
 

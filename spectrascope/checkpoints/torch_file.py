@@ -86,7 +86,7 @@ class TorchFile:
             tensor = tensor.detach() if index is None else tensor.detach()[index]
             self._handed_out += tensor.nbytes
             try:
-                return from_torch(copied(tensor) if self._is_zip else tensor)
+                return from_torch(copied(tensor) if self._is_zip else tensor.clone())
             except OSError as error:
                 raise CheckpointError(self.path, f"{name} {unreadable(error)}") from error
 

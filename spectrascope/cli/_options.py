@@ -21,6 +21,7 @@ class Format(StrEnum):
     jsonl = "jsonl"
 
 
+LARGEST_SEED = 2**63 - 1
 SourcesArgument = Annotated[
     list[str],
     typer.Argument(

@@ -12,7 +12,7 @@ from ..report.figures import require_plottable
 from ..report.rows import Row
 from ..report.tables import Table, Words, number
 from ..words import listed
-from ._options import DebugOption, Format, FormatOption, PlotOption, QuietOption, TrustPickleOption
+from ._options import LARGEST_SEED, DebugOption, Format, FormatOption, PlotOption, QuietOption, TrustPickleOption
 from ._output import Output
 from ._progress import AnalysisProgress
 from ._task import DeviceOption, NoRecalibrateOption, TaskOption, TextOption, TokensOption, runner_of
@@ -45,7 +45,7 @@ def lmc(
         typer.Option("--group", metavar="REGEX", help="What branches of a group share in their path: split-[^/]*."),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Random points of a hull.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random points.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the random points.")] = 0,
     text: TextOption = None,
     tokens: TokensOption = 10_000,
     no_recalibrate: NoRecalibrateOption = False,
@@ -75,13 +75,16 @@ def lmc(
     runner = runner_of(task, text, tokens, groups[0].paths[0] if groups else ends[0], device, not no_recalibrate)
     from ..landscape import rows as landscape
 
+    failures: list[Row] = []
     with AnalysisProgress(output, "evaluating", "points") as progress:
         if groups:
-            rows = landscape.between_branches(groups, runner, points, trust_pickle, progress)
+            rows, failures = landscape.between_branches(groups, runner, points, trust_pickle, progress)
         elif len(ends) == 2:
             rows = landscape.line_between(ends, runner, points, trust_pickle, progress, layerwise, sva)
         else:
             rows = landscape.hull_of(ends, runner, samples, seed, trust_pickle, progress)
+    if (sva or groups) and not any("score" in row for row in rows):
+        output.warn("no matrix of two checkpoints could be compared; `spectrascope show` says what there is")
     if plot:
         _draw(rows, bool(groups), plot)
         output.say(f"figure: {plot}")
@@ -89,7 +92,12 @@ def lmc(
     if groups or sva or layerwise:
         columns = [*(BRANCH if groups else []), *AGREEMENT, *CURVE]
     code = output.rows(
-        "lmc", ", ".join(branches or ends), rows, columns=columns, tables=lambda: _tables(rows, bool(groups), len(ends))
+        "lmc",
+        ", ".join(branches or ends),
+        rows,
+        columns=columns,
+        tables=lambda: _tables(rows, bool(groups), len(ends)),
+        failures=failures,
     )
     return 3 if any(row["reason"] for row in rows if "metric" in row) else code
 
@@ -158,17 +166,21 @@ def _agreement_table(rows: list[Row]) -> Table:
 def _groups_table(rows: list[Row]) -> Table:
     """A line per group: the mean barrier of its pairs for each metric, and the mean agreement of all matrices."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows if "metric" in row))
-    table = Table([Words("group"), "pairs", *(f"barrier {metric}" for metric in metrics), "SVA", "by chance"])
+    table = Table(
+        [Words("group"), "pairs", *(f"barrier {metric}" for metric in metrics), "SVA", "by chance", Words("note")]
+    )
     for group in dict.fromkeys(row["group"] for row in rows):
         some = [row for row in rows if row["group"] == group]
         pairs = {(row["one"], row["other"]) for row in some}
-        barriers = [mean_of([row["barrier"] for row in some if row.get("metric") == metric]) for metric in metrics]
-        scores = [mean_of([row[name] for row in some if "score" in row]) for name in ("score", "baseline")]
-        table.lines.append([group, str(len(pairs)), *map(number, (*barriers, *scores))])
+        barriers = [_mean_of([row["barrier"] for row in some if row.get("metric") == metric]) for metric in metrics]
+        scores = [_mean_of([row[name] for row in some if "score" in row]) for name in ("score", "baseline")]
+        broken = sum(1 for row in some if row.get("metric") == metrics[0] and row["barrier"] is None)
+        note = f"{broken} of {len(pairs)} pairs not finite, left out" if broken else ""
+        table.lines.append([group, str(len(pairs)), *map(number, (*barriers, *scores)), note])
     return table
 
 
-def mean_of(values: list[float | None]) -> float | None:
+def _mean_of(values: list[float | None]) -> float | None:
     """The mean of the numbers that are there, None where there are none."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..errors import RequestError
+from ..errors import NothingAnalysed, RequestError
 from ..report.figures import require_plottable
 from ..report.rows import Row
 from ..report.tables import Table, Words, number
 from ._options import (
+    LARGEST_SEED,
     DebugOption,
     Format,
     FormatOption,
@@ -28,9 +29,6 @@ from ._options import (
 from ._output import Output
 from ._progress import AnalysisProgress
 from ._task import DeviceOption, NoRecalibrateOption, OptionalTaskOption, TextOption, TokensOption, runner_of
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = [
     *("step", "keep", "fraction", "matrix", "kept", "sparsity", "energy", "score"),
@@ -71,7 +69,7 @@ def prune(
     include_last: Annotated[
         bool, typer.Option("--include-last", help="Prune the last matrix too, which is left alone otherwise.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="With --random-like.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="With --random-like.")] = 0,
     task: OptionalTaskOption = None,
     text: TextOption = None,
     tokens: TokensOption = 10_000,
@@ -113,7 +111,7 @@ def prune(
     if masks and svd:
         raise RequestError("--masks are of weights; --svd drops components, and leaves no weight at zero")
     _require_writable(out, masks, plot)
-    from ..landscape.prune_command import Sources
+    from ..landscape.prune_command import Outputs, Sources
     from ..landscape.prune_command import prune as run
 
     fractions = _fractions(sweep) if sweep else (0.5 if fraction is None else fraction,)
@@ -131,7 +129,12 @@ def prune(
         each=each,
     )
     with AnalysisProgress(output) as progress:
-        found = run(meant, asked, runner, store, out, masks, progress)
+        try:
+            found = run(meant, asked, runner, store, Outputs(out, masks), progress)
+        except NothingAnalysed as error:
+            for cause in error.causes:
+                output.fail(cause)
+            raise
     if plot:
         from ..report.landscape_figures import pruning_figure
 
@@ -190,7 +193,7 @@ def _fractions(sweep: str) -> tuple[float, ...]:
     try:
         start, end, by = map(float, sweep.split(":"))
         count = int(round((end - start) / by, 6)) + 1 if by > 0 else 0
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise RequestError(f"--sweep is FROM:TO:BY, such as 0.05:1:0.05, not {sweep!r}") from error
     fractions = tuple(round(start + place * by, 9) for place in range(min(count, MOST_OF_A_SWEEP + 1)))
     if not 2 <= len(fractions) <= MOST_OF_A_SWEEP or not 0 <= start <= end <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,16 +14,16 @@ BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 
 def has_batch_norm(model: torch.nn.Module) -> bool:
     """Whether a model keeps running statistics. Layer norm and group norm do not."""
-    return any(_has_statistics(module) for module in model.modules())
+    return any(has_statistics(module) for module in model.modules())
 
 
 def recalibrate(model: torch.nn.Module, task: Task) -> None:
     """Replace running statistics by their cumulative average over all calibration batches; nothing else changes.
 
     Only batch norm is in training mode meanwhile, so that dropout draws nothing. Does nothing for a model without batch
-    norm. Raises TaskError where the task has no batches.
+    norm. Raises TaskError where the task gives no batch, or one that the model does not take.
     """
-    layers = [module for module in model.modules() if _has_statistics(module)]
+    layers = [module for module in model.modules() if has_statistics(module)]
     if not layers:
         return
     before = [(layer.momentum, layer.training, layer.num_batches_tracked.clone()) for layer in layers]
@@ -32,10 +33,9 @@ def recalibrate(model: torch.nn.Module, task: Task) -> None:
         layer.momentum = None  # the cumulative average
         layer.train()
     try:
-        device = next(model.parameters()).device
+        device = next((one.device for one in chain(model.parameters(), model.buffers())), torch.device("cpu"))
         with torch.no_grad():
-            for batch in task.batches():
-                model(_inputs(batch, device))
+            task.feed(model, lambda batch: _inputs(batch, device))
     finally:
         for layer, (momentum, training, count) in zip(layers, before, strict=True):
             layer.momentum = momentum
@@ -43,11 +43,12 @@ def recalibrate(model: torch.nn.Module, task: Task) -> None:
             layer.num_batches_tracked.copy_(count)
 
 
-def _has_statistics(module: torch.nn.Module) -> bool:
+def has_statistics(module: torch.nn.Module) -> bool:
+    """Whether a layer is batch norm that keeps running statistics."""
     return isinstance(module, BatchNorm) and module.track_running_stats and module.running_mean is not None
 
 
 def _inputs(batch: Any, device: torch.device) -> Any:
     """The inputs of a batch, which may be (inputs, labels)."""
-    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     return inputs.to(device) if isinstance(inputs, torch.Tensor) else inputs

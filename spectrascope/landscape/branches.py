@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from glob import glob
+from os.path import exists
 
 from ..errors import RequestError
 from ..tensors import natural_key
@@ -33,17 +34,18 @@ def group_branches(patterns: Sequence[str], group: str = GROUP) -> tuple[list[Gr
         expression = re.compile(group)
     except re.error as error:
         raise RequestError(f"--group {group!r} is no regular expression ({error})") from error
-    paths = sorted({path for pattern in patterns for path in glob(pattern, recursive=True)}, key=natural_key)
+    found = {path for pattern in patterns for path in ([pattern] if exists(pattern) else glob(pattern, recursive=True))}
+    paths = sorted(sorted(found), key=natural_key)
     if not paths:
         raise RequestError(
             f"--branches {' '.join(patterns)}: nothing fits; quote it, so that the shell leaves it alone"
         )
     groups: dict[str, Group] = {}
     for path in paths:
-        found = expression.search(path)
-        if found is None:
+        match = expression.search(path)
+        if match is None:
             raise RequestError(f"--group {group!r} finds nothing in {path}")
-        name = " ".join(filter(None, found.groups())) or found[0]
+        name = " ".join(filter(None, match.groups())) or match[0]
         groups.setdefault(name, Group(name)).paths.append(path)
     alone = [one.paths[0] for one in groups.values() if len(one.paths) < 2]
     pairs = [one for one in groups.values() if len(one.paths) > 1]

@@ -16,34 +16,42 @@ Edit = Callable[[Array], Array]
 class Edited:
     """A checkpoint of which some tensors are changed.
 
-    Parameters: `edits` are by the names of tensors; one gives a new array and leaves what it is given as it is. Tied
-    tensors are changed alike.
+    Parameters: `edits` are by the names of tensors; one may change the array that it is given, and gives it or another.
+    `tied` gives for a name the one whose edit is its own too.
     """
 
-    def __init__(self, checkpoint: Checkpoint, edits: Mapping[str, Edit]) -> None:
+    def __init__(self, checkpoint: Checkpoint, edits: Mapping[str, Edit], tied: Mapping[str, str]) -> None:
         self._checkpoint = checkpoint
         self._edits = edits
+        self._tied = tied
 
     def load(self, name: str) -> Array:
-        """The tensor of this name, changed where it is to be. Raises CheckpointError."""
-        edit = self._edits.get(self._checkpoint.tied.get(name, name))
-        array = self._checkpoint.load(name)
+        """The stored tensor of this name, changed where it is to be. Raises CheckpointError."""
+        return self.edit(name, self._checkpoint.load_stored(name))
+
+    def edit(self, name: str, array: Array) -> Array:
+        """What becomes of a tensor that has been read."""
+        edit = self._edits.get(self._tied.get(name, name))
         return array if edit is None else edit(array)
 
 
 def masked(mask: Array) -> Edit:
     """Zero wherever the mask, of the tensor's shape, is False."""
-    return lambda array: np.where(mask, array, array.dtype.type(0))
+
+    def edit(array: Array) -> Array:
+        np.copyto(array, array.dtype.type(0), where=~mask)
+        return array
+
+    return edit
 
 
 def matrix_by_matrix(matrices: list[Matrix], change: Callable[[Matrix, Array], Array]) -> Edit:
     """Change each of the matrices that are cut from a tensor."""
 
     def edit(tensor: Array) -> Array:
-        changed = tensor.copy()
         for matrix in matrices:
-            matrix.put(change(matrix, matrix_in(tensor, matrix)), changed)
-        return changed
+            matrix.put(change(matrix, matrix_in(tensor, matrix)), tensor)
+        return tensor
 
     return edit
 

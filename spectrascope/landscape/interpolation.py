@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,20 +10,25 @@ import torch
 
 from ..metrics.barrier import barrier, max_deviation
 from .runner import Runner
-from .weights import Weights
+from .weights import Computed, Weights
 
 
-def interpolate(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], alpha: float) -> Weights:
+def interpolate(one: Weights, other: Weights, alpha: float) -> Weights:
     """(1 - alpha) W_1 + alpha W_2, in the wider of the two types, and float32 at least between the ends.
 
-    The ends are reproduced bit for bit. Whole numbers and booleans come from the first, unchanged.
+    The ends are reproduced bit for bit. Whole numbers and booleans come from the first, unchanged. Each tensor is mixed
+    when it is asked for.
     """
-    return {name: _mix(tensor, other[name], alpha) for name, tensor in one.items()}
+    return Computed(one, lambda name: _mix(one[name], other[name], alpha))
 
 
 def _mix(one: torch.Tensor, other: torch.Tensor, alpha: float) -> torch.Tensor:
     if not one.is_floating_point() and not one.is_complex():
         return one
+    if alpha in (0, 1) and one.dtype == other.dtype:
+        return one if alpha == 0 else other
+    # Floats of 8 bits have no type that both fit into but float32.
+    one, other = (tensor.float() if tensor.dtype.itemsize == 1 else tensor for tensor in (one, other))
     dtype = torch.promote_types(one.dtype, other.dtype)
     if alpha in (0, 1):
         return (one if alpha == 0 else other).to(dtype)

@@ -31,7 +31,7 @@ def language_model_task(source: str, text: Path, tokens: int) -> Task:
     place, revision = _place(source)
     config = _from(place, "config.json", lambda: AutoConfig.from_pretrained(place, revision=revision))
     tokenizer = _from(place, "a tokenizer", lambda: AutoTokenizer.from_pretrained(place, revision=revision))
-    window = min(getattr(config, "max_position_embeddings", LONGEST_WINDOW), LONGEST_WINDOW)
+    window = min(getattr(config, "max_position_embeddings", None) or LONGEST_WINDOW, LONGEST_WINDOW)
     windows = _windows(tokenizer, text, tokens, window)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
@@ -43,7 +43,7 @@ def language_model_task(source: str, text: Path, tokens: int) -> Task:
         return {"loss": float(total) / sum(len(ids) - 1 for ids in windows)}
 
     build: Any = AutoModelForCausalLM.from_config
-    return Task(NAME, lambda: StoredNames(build(config)), evaluate)
+    return Task(NAME, lambda: StoredNames(build(config).float()), evaluate)
 
 
 class StoredNames(torch.nn.Module):

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from ..errors import RequestError
-
 Tensors = Mapping[str, torch.Tensor]
 Masks = dict[str, torch.Tensor]
 # Numbers that are looked at together: memory stays that of the weights and their masks.
@@ -22,10 +20,10 @@ def magnitude_masks(tensors: Tensors, fraction: float) -> Masks:
 
     Parameters: `fraction` p in [0, 1]. Of equal magnitudes the first are kept, in the order of the tensors and of their
     entries. No copy of the weights is made and nothing is sorted: the smallest magnitude that is kept is found digit by
-    digit. Raises RequestError for a fraction outside [0, 1], or weights that are NaN.
+    digit. Raises ValueError for a fraction outside [0, 1], or weights that are NaN.
     """
     if not 0 <= fraction <= 1:
-        raise RequestError(f"a share of weights is from 0 to 1, not {fraction}")
+        raise ValueError(f"a share of weights is from 0 to 1, not {fraction}")
     total = sum(tensor.numel() for tensor in tensors.values())
     count = round(fraction * total)
     if count == 0:
@@ -36,7 +34,7 @@ def magnitude_masks(tensors: Tensors, fraction: float) -> Masks:
     room = torch.empty(total, dtype=torch.bool)
     for name, tensor in tensors.items():
         mask, room = room[: tensor.numel()], room[tensor.numel() :]
-        for start, bits in _chunks(tensor):
+        for start, bits in _chunks(name, tensor):
             kept = bits > smallest
             equal = np.flatnonzero(bits == smallest)[:ties]
             kept[equal] = True
@@ -52,7 +50,8 @@ def random_masks(like: Masks, seed: int) -> Masks:
     masks: Masks = {}
     for name, mask in like.items():
         chosen = np.zeros(mask.numel(), dtype=bool)
-        chosen[random.permutation(mask.numel())[: int(mask.sum())]] = True
+        chosen[: int(mask.sum())] = True
+        random.shuffle(chosen)
         masks[name] = torch.from_numpy(chosen).reshape(mask.shape)
     return masks
 
@@ -63,8 +62,8 @@ def _threshold(tensors: Tensors, count: int) -> tuple[int, int]:
     for digit in reversed(range(DIGITS)):
         shift = DIGIT * digit
         counts = np.zeros(2**DIGIT, dtype=np.int64)
-        for tensor in tensors.values():
-            for _, bits in _chunks(tensor):
+        for name, tensor in tensors.items():
+            for _, bits in _chunks(name, tensor):
                 digits = bits >> shift
                 here = digits[(digits >> DIGIT) == (prefix >> DIGIT)] if digit < DIGITS - 1 else digits
                 counts += np.bincount(here & (2**DIGIT - 1), minlength=2**DIGIT)
@@ -76,11 +75,11 @@ def _threshold(tensors: Tensors, count: int) -> tuple[int, int]:
     return prefix, count
 
 
-def _chunks(tensor: torch.Tensor) -> Iterator[tuple[int, np.ndarray]]:
-    """Where each piece of a tensor begins, and the bits of its magnitudes. Raises RequestError for NaN."""
+def _chunks(name: str, tensor: torch.Tensor) -> Iterator[tuple[int, np.ndarray]]:
+    """Where each piece of a tensor begins, and the bits of its magnitudes. Raises ValueError for NaN."""
     flat = tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), CHUNK):
         values = flat[start : start + CHUNK].to(torch.float64).abs()
         if bool(torch.isnan(values).any()):
-            raise RequestError("weights that are NaN have no magnitude, and are not pruned")
+            raise ValueError(f"{name} holds NaN, which has no magnitude")
         yield start, values.numpy().view(np.int64)

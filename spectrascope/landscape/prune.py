@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,27 +12,30 @@ import torch
 from numpy.typing import NDArray
 
 from ..architectures.pairs import Vectors
-from ..arrays import Array, count_zeros, from_torch
+from ..arrays import Array, count_zeros, energy, from_torch
 from ..checkpoints import Checkpoint
 from ..decompose import decompose
-from ..errors import RequestError
+from ..errors import CheckpointError, RequestError
 from ..matrices import Matrix
-from ..metrics.agreement import agreement_diagonal
+from ..metrics.agreement import agreement_diagonal, first_close
 from ..metrics.alignment import LEADING, score
 from ..metrics.rank import numerical_rank
-from ..report.agreement_rows import few_directions
+from ..remarks import few_directions
 from ..store import Trajectory
 from ..workers import cores, single_threaded
 from .components import Keep, count_of_top, keep_components, keep_filters
 from .edits import Edit, Edited, masked, matrix_by_matrix, matrix_in
 from .masks import magnitude_masks, random_masks
 from .targets import Targets
-from .weights import StoredWeights
+from .weights import MOST, stored_weights
 
 Row = dict[str, Any]
 Method = Literal["svd", "magnitude", "random", "mask"]
 Masks = Mapping[str, torch.Tensor]
 Losses = Mapping[str, float]
+# Tensors of more numbers are looked at one at a time, not one a core.
+LARGE = 2**24
+OVERFLOWS = "what is left of it exceeds the range of"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Request:
     """What was asked for.
 
     `fractions` are shares of the components, or of the weights; `keeps` which of the components; `masks` those to
-    apply, or to be like. With `each`, matrices are pruned one at a time.
+    apply, or to be like. With `each`, matrices are pruned one at a time. Raises RequestError for other shares than
+    those from 0 to 1.
     """
 
     method: Method
@@ -50,6 +54,10 @@ class Request:
     seed: int = 0
     include_last: bool = False
     each: bool = False
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= fraction <= 1 for fraction in self.fractions):
+            raise RequestError(f"a share is from 0 to 1, not {', '.join(f'{one:g}' for one in self.fractions)}")
 
     @property
     def is_sweep(self) -> bool:
@@ -72,6 +80,11 @@ class Pruned:
     kept: Callable[[Matrix], int]
     label: Row
     masks: Masks = field(default_factory=dict)
+
+    @property
+    def is_of_components(self) -> bool:
+        """Whether components are kept, rather than weights."""
+        return self.label["keep"] is not None
 
 
 @dataclass(frozen=True)
@@ -96,33 +109,40 @@ class Subject:
         record = self.trajectory.info(self.step).record(matrix.name)
         return "it has no spectrum" if record is None else record.reason
 
+    def edited(self, way: Pruned) -> Edited:
+        """The checkpoint, pruned as it is read."""
+        return Edited(self.checkpoint, way.edits, self.targets.tied)
+
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The tensors of the matrices to be pruned, each read when it is asked for."""
-        return StoredWeights(self.checkpoint.load, {name: name for name in self.targets.tensors})
+        return stored_weights(self.checkpoint.load_stored, {name: name for name in self.targets.tensors})
 
 
-def ways(request: Request, subject: Subject) -> Iterator[Pruned]:
-    """Each way to prune a checkpoint that is asked for. Raises RequestError for masks that do not fit it."""
+def ways(request: Request, subject: Subject) -> list[Pruned]:
+    """Each way to prune a checkpoint that is asked for. Raises RequestError for masks that do not fit it.
+
+    Raises CheckpointError for NaN among weights that are to be ordered by magnitude.
+    """
     targets = subject.targets
     groups = [[matrix] for matrix in targets.matrices] if request.each else [targets.matrices]
     if request.method == "svd":
-        for keep in request.keeps:
-            for fraction in request.fractions:
-                for group in groups:
-                    label = {"keep": keep, "fraction": fraction} | ({"matrix": group[0].name} if request.each else {})
-                    yield _by_components(subject, group, fraction, keep, label)
-        return
-    if request.method == "magnitude":
-        (fraction,) = request.fractions
-        masks: Masks = magnitude_masks(subject.weights(), fraction)
-    else:
-        masks = dict(_fitting(request.masks, subject))
-        if request.method == "random":
-            masks = random_masks(dict(masks), request.seed)
-    yield _by_masks(masks, targets)
+        return [
+            _by_components(subject, group, fraction, keep, request.each)
+            for keep in request.keeps
+            for fraction in request.fractions
+            for group in groups
+        ]
+    if request.method != "magnitude":
+        require_fitting(request.masks, subject.checkpoint, targets)
+        masks = {name: request.masks[name] for name in targets.tensors}
+        return [_by_masks(random_masks(masks, request.seed) if request.method == "random" else masks, targets)]
+    try:
+        return [_by_masks(magnitude_masks(subject.weights(), request.fractions[0]), targets)]
+    except ValueError as error:
+        raise CheckpointError(subject.checkpoint.path, str(error)) from error
 
 
-def _by_components(subject: Subject, matrices: list[Matrix], fraction: float, keep: Keep, label: Row) -> Pruned:
+def _by_components(subject: Subject, matrices: list[Matrix], fraction: float, keep: Keep, alone: bool) -> Pruned:
     def kept(matrix: Matrix) -> int:
         top = count_of_top(matrix.rank, fraction)
         return top if keep == "top" else matrix.rank - top
@@ -141,7 +161,7 @@ def _by_components(subject: Subject, matrices: list[Matrix], fraction: float, ke
     edits = {
         name: matrix_by_matrix([matrix for matrix in matrices if matrix.tensor == name], change) for name in tensors
     }
-    return Pruned(edits, kept, label)
+    return Pruned(edits, kept, {"keep": keep, "fraction": fraction} | ({"matrix": matrices[0].name} if alone else {}))
 
 
 def _by_masks(masks: Masks, targets: Targets) -> Pruned:
@@ -155,9 +175,9 @@ def _by_masks(masks: Masks, targets: Targets) -> Pruned:
     return Pruned({name: masked(mask) for name, mask in arrays.items()}, kept, label, masks)
 
 
-def _fitting(masks: Masks, subject: Subject) -> Iterator[tuple[str, torch.Tensor]]:
-    """The masks of a checkpoint's matrices, in its order. Raises RequestError that names all that do not fit."""
-    tensors, wanted = subject.checkpoint.tensors, subject.targets.tensors
+def require_fitting(masks: Masks, checkpoint: Checkpoint, targets: Targets) -> None:
+    """Raises RequestError that names all masks that do not fit the matrices of a checkpoint that are pruned."""
+    tensors, wanted = checkpoint.tensors, targets.tensors
     wrong = [f"{name} is in no matrix that is pruned" for name in masks if name not in wanted]
     wrong += [f"{name} has no mask" for name in wanted if name not in masks]
     wrong += [
@@ -166,8 +186,8 @@ def _fitting(masks: Masks, subject: Subject) -> Iterator[tuple[str, torch.Tensor
         if name in masks and tuple(masks[name].shape) != tensors[name].shape
     ]
     if wrong:
-        raise RequestError(f"the masks do not fit {subject.checkpoint.path}: {'; '.join(wrong[:20])}")
-    return ((name, masks[name]) for name in wanted)
+        more = f"; and {len(wrong) - MOST} more" if len(wrong) > MOST else ""
+        raise RequestError(f"the masks do not fit {checkpoint.path}: {'; '.join(wrong[:MOST])}{more}")
 
 
 def loss_rows(subject: Subject, way: Pruned, before: Losses, after: Losses) -> list[Row]:
@@ -188,45 +208,48 @@ def matrix_rows(subject: Subject, way: Pruned) -> list[Row]:
     `kept` counts components or weights, `sparsity` is the share of zeros after it, `energy` ||W'||^2 / ||W||^2, and
     `score` the SVA of the matrix before and after, over the directions that both have.
     """
-    edited = Edited(subject.checkpoint, way.edits)
+    edited = subject.edited(way)
 
     def of_tensor(name: str) -> list[Row]:
-        before, after = subject.checkpoint.load(name), edited.load(name)
+        tensor, matrices = subject.checkpoint.load_stored(name), subject.targets.of(name)
+        energies = [energy(matrix_in(tensor, matrix)) for matrix in matrices]
+        tensor = edited.edit(name, tensor)
         return [
-            _matrix_row(subject, way, matrix, matrix_in(before, matrix), matrix_in(after, matrix))
-            for matrix in subject.targets.of(name)
+            _matrix_row(subject, way, matrix, before, matrix_in(tensor, matrix))
+            for matrix, before in zip(matrices, energies, strict=True)
         ]
 
+    sizes = {name: subject.checkpoint.tensors[name].size for name in subject.targets.tensors}
+    small = [name for name, size in sizes.items() if size <= LARGE]
     with single_threaded(), ThreadPoolExecutor(cores()) as pool:
-        rows = [row for rows in pool.map(of_tensor, subject.targets.tensors) for row in rows]
+        found = dict(zip(small, pool.map(of_tensor, small), strict=True))
+        found |= {name: of_tensor(name) for name in sizes if name not in found}
     nothing = {"kept": None, "sparsity": None, "energy": None, "score": None}
-    return [{"step": subject.step, **way.label, **row} for row in rows] + [
-        {"step": subject.step, **way.label, "matrix": name, **nothing, "reason": reason}
-        for name, reason in subject.targets.left_alone.items()
+    label = {"step": subject.step, **way.label}
+    return [label | row for name in sizes for row in found[name]] + [
+        {**label, "matrix": name, **nothing, "reason": reason} for name, reason in subject.targets.left_alone.items()
     ]
 
 
-def _matrix_row(subject: Subject, way: Pruned, matrix: Matrix, before: Array, after: Array) -> Row:
+def _matrix_row(subject: Subject, way: Pruned, matrix: Matrix, before: float, after: Array) -> Row:
     reason = subject.reason(matrix)
-    total = _energy(before)
+    left = energy(after)
+    if reason is None and not np.isfinite(left):
+        reason = f"{OVERFLOWS} {matrix.dtype}"
     row = {
         "matrix": matrix.name,
         "kept": None if reason else way.kept(matrix),
         "sparsity": count_zeros(after) / after.size,
-        "energy": None if reason or not total else _energy(after) / total,
+        "energy": None if reason or not before else left / before,
         "score": None,
-        "reason": reason or (None if total else "zero matrix: it has no energy"),
+        "reason": reason or (None if before else "zero matrix: it has no energy"),
     }
     if row["reason"] is None and matrix.has_vectors:
-        row["score"], row["reason"] = _score(subject, matrix, after)
+        row["score"], row["reason"] = _score(subject, way, matrix, after)
     return row
 
 
-def _energy(values: Array) -> float:
-    return float(np.square(np.linalg.norm(values.astype(np.float64))))
-
-
-def _score(subject: Subject, matrix: Matrix, after: Array) -> tuple[float | None, str | None]:
+def _score(subject: Subject, way: Pruned, matrix: Matrix, after: Array) -> tuple[float | None, str | None]:
     """SVA of a matrix before and after, over the directions that are above the rounding noise in both."""
     left, right = (subject.vectors(matrix, side, LEADING) for side in ("left", "right"))
     found = decompose(after, LEADING)
@@ -235,9 +258,16 @@ def _score(subject: Subject, matrix: Matrix, after: Array) -> tuple[float | None
     diagonal = agreement_diagonal(left.T, right.T, found.left.T, found.right.T)
     spectra = (subject.spectrum(matrix), found.singular_values)
     ranks = (numerical_rank(values, matrix.shape, matrix.dtype) for values in spectra)
-    there = int(min(ranks))
+    most = way.kept(matrix) if way.is_of_components else matrix.rank
+    there = min(*map(int, ranks), most)
     diagonal[there:] = np.nan
     if there == 0:
         return None, "nothing is left of it"
     needed = min(LEADING, matrix.rank)
-    return float(score(diagonal)), few_directions(there, needed) if there < needed else None
+    reason = few_directions(there, needed) if there < needed else None
+    for values, where in zip(spectra, ("", " after it"), strict=True):
+        place = int(first_close(values[: there + 1])) + 1
+        if place <= min(there, needed) and place < len(values[: there + 1]):
+            reason = f"sigma_{place} and sigma_{place + 1}{where} are equal to 1e-6: their vectors are not unique"
+            break
+    return float(score(diagonal)), reason

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
-from .batch_norm import has_batch_norm, recalibrate
+from .batch_norm import has_batch_norm, has_statistics, recalibrate
 from .task import Task
-from .weights import Weights, put
+from .weights import Weights, put, same_memory
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,28 @@ class Runner:
     def order(self) -> list[str]:
         """The model's parameters, whose order decides which matrix is the last."""
         return [name for name, _ in self.model.named_parameters()]
+
+    @property
+    def places(self) -> dict[str, int]:
+        """The place among the parameters of every name in the state dict that is one; tied names have one place."""
+        places = {name: place for place, name in enumerate(self.order)}
+        groups = [(names, next((places[name] for name in names if name in places), None)) for names in self.groups]
+        return {name: place for names, place in groups if place is not None for name in names}
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """The names of the state dict, those of tied tensors together."""
+        return same_memory(self.model)
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """The running means and variances that the model has now, by their names; none where they are left alone."""
+        layers = {name: layer for name, layer in self.model.named_modules() if has_statistics(layer)}
+        return {
+            f"{name}.{kind}".lstrip("."): getattr(layer, kind)
+            for name, layer in layers.items()
+            for kind in ("running_mean", "running_var")
+            if self.recalibrated
+        }
 
     @property
     def label(self) -> dict[str, Any]:

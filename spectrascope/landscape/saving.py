@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
+import numpy as np
+
 from ..arrays import Array, dtype_named, raw_bytes
-from ..checkpoints import Checkpoint, find_checkpoints
+from ..checkpoints import Checkpoint
 from ..checkpoints.safetensors_file import DTYPES
-from ..errors import RequestError, SpectrascopeError
+from ..errors import RequestError
 from ..report.files import require_writable, write_whole
 from ..tensors import TensorInfo
-from .weights import is_stored, opened
+from .weights import opened, the_only
 
 SUFFIX = ".safetensors"
 CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -31,23 +33,40 @@ def require_savable(option: str, path: Path) -> None:
     require_writable(option, path, (SUFFIX,))
 
 
-def save_checkpoint(path: Path, checkpoint: Checkpoint, load: Callable[[str], Array]) -> None:
-    """All tensors of a checkpoint's model as `load` gives them, parts of effective weights as they are stored.
+def require_another(path: Path, checkpoint: Checkpoint) -> None:
+    """Raises RequestError where a path is one of a checkpoint's own files."""
+    if path.exists() and any(file.exists() and path.samefile(file) for file in checkpoint.files):
+        raise RequestError(f"{path} is of the checkpoint itself; name another file")
 
-    Raises SpectrascopeError where the file cannot be written, or a tensor is of a type that the format does not have.
+
+def require_copyable(path: Path, checkpoint: Checkpoint) -> None:
+    """Raises RequestError, before any work, where a changed copy of a checkpoint cannot be written to this path."""
+    require_another(path, checkpoint)
+    for name, info in checkpoint.stored.items():
+        if info.problem is not None:
+            raise RequestError(f"{checkpoint.path} cannot be written again: {name} is {info.problem}")
+        if info.dtype not in CODES:
+            raise RequestError(f"{checkpoint.path} cannot be written to {path}: {name} is {info.dtype}")
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint, load: Callable[[str], Array]) -> None:
+    """All tensors of a checkpoint's model as `load` gives them, parts of effective weights and codes as stored.
+
+    Averages, optimizers and what the file says of itself are left out. Raises SpectrascopeError where the file cannot
+    be written.
     """
-    infos = {name: info for name, info in checkpoint.tensors.items() if is_stored(info) or info.kind == "refused"}
-    save(path, infos, load)
+    save(path, checkpoint.stored, load)
 
 
 def save(path: Path, infos: Mapping[str, TensorInfo], load: Callable[[str], Array]) -> None:
-    """A file of these tensors, whole or not at all. Raises SpectrascopeError as `save_checkpoint`."""
+    """A file of these tensors, whole or not at all, which `load` gives in the types and shapes of `infos`.
+
+    Raises SpectrascopeError where it cannot be written, ValueError where `load` gives another tensor.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, info in infos.items():
-        dtype = dtype_named(info.dtype)
-        if info.dtype not in CODES or dtype is None:
-            raise SpectrascopeError(f"{path}: {name} is {info.dtype}, which no safetensors file holds")
+        dtype = np.dtype(dtype_named(info.dtype))
         start, end = end, end + prod(info.shape) * dtype.itemsize
         header[name] = {"dtype": CODES[info.dtype], "shape": list(info.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -56,8 +75,11 @@ def save(path: Path, infos: Mapping[str, TensorInfo], load: Callable[[str], Arra
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            for name in infos:
-                file.write(raw_bytes(load(name)))
+            for name, info in infos.items():
+                array = load(name)
+                if (array.dtype.name, array.shape) != (info.dtype, info.shape):
+                    raise ValueError(f"{name} comes as {array.dtype} {array.shape}, not {info.dtype} {info.shape}")
+                file.write(raw_bytes(array))
             file.flush()
             os.fsync(file.fileno())
 
@@ -66,8 +88,7 @@ def save(path: Path, infos: Mapping[str, TensorInfo], load: Callable[[str], Arra
 
 def read_masks(path: Path, trust_pickle: bool = False) -> dict[str, Array]:
     """Masks by the names of their tensors. Raises RequestError where the file does not hold booleans alone."""
-    (reference,) = find_checkpoints([path], trust_pickle=trust_pickle).references
-    with opened(reference) as checkpoint:
+    with opened(the_only(path, trust_pickle)) as checkpoint:
         others = [name for name, info in checkpoint.tensors.items() if info.dtype != "bool" and info.problem is None]
         if others or not checkpoint.tensors:
             raise RequestError(f"{path}: masks are boolean tensors, and {others[0] if others else 'none'} is there")

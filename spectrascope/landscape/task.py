@@ -6,8 +6,8 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,24 @@ class Task:
             raise TaskError(f"{self.label}: evaluate gives {found!r:.80}, not a mapping of names to numbers")
         try:
             return {str(name): float(value) for name, value in found.items()}
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise TaskError(f"{self.label}: evaluate gives {found!r:.80}, of which not all are numbers") from error
+
+    def feed(self, model: torch.nn.Module, inputs: Callable[[Any], Any]) -> None:
+        """Call a model on all calibration batches, of each of which `inputs` gives what the model takes.
+
+        Raises TaskError where the task gives none, or one that the model does not take.
+        """
+        is_fed = False
+        for batch in self.batches():
+            is_fed = True
+            with self._calling("the model, on a calibration batch,"):
+                model(inputs(batch))
+        if not is_fed:
+            raise TaskError(
+                f"{self.label}: calibration_batches gives nothing; it is called for every set of weights, and has to "
+                "give its batches each time"
+            )
 
     def batches(self) -> Iterable[Any]:
         """Inputs for the statistics of batch norm. Raises TaskError where the task has none."""
@@ -90,10 +106,11 @@ class Task:
     @contextmanager
     def _calling(self, function: str) -> Any:
         try:
-            yield
-        except (SpectrascopeError, KeyboardInterrupt):
+            with redirect_stdout(sys.stderr):  # results alone go to stdout
+                yield
+        except (SpectrascopeError, KeyboardInterrupt, GeneratorExit):
             raise
-        except Exception as error:
+        except BaseException as error:  # sys.exit too
             raise TaskError(f"{self.label}: {function} raised {_cause(error)}") from error
 
 
@@ -104,6 +121,8 @@ def load_task(text: str) -> Task:
     """
     place, colon, name = text.rpartition(":") if not Path(text).exists() else (text, "", "")
     place = place if colon else text
+    if not place or (colon and not name):
+        raise RequestError(f"--task {text!r} names no task: give task.py, package.module, or task.py:name")
     found: Any = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     if colon:
         if not hasattr(found, name):
@@ -123,28 +142,33 @@ def _import_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look there
-    sys.path.insert(0, str(path.resolve().parent))  # a task imports what lies beside it
-    try:
+    sys.path.insert(0, str(path.resolve().parent))  # a task imports what lies beside it, perhaps later
+    with _importing(str(path)):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise TaskError(f"{path}: cannot be imported: {_cause(error)}") from error
-    finally:
-        sys.path.pop(0)
     return module
 
 
 def _import_module(name: str) -> Any:
     sys.path.insert(0, "")
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and name.startswith(error.name):
+        with _importing(name):
+            return importlib.import_module(name)
+    except TaskError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name and name.startswith(cause.name):
             raise RequestError(f"--task {name}: neither a file that ends in .py nor a module that is found") from error
-        raise TaskError(f"{name}: cannot be imported: {_cause(error)}") from error
-    except Exception as error:
-        raise TaskError(f"{name}: cannot be imported: {_cause(error)}") from error
-    finally:
-        sys.path.pop(0)
+        raise
+
+
+@contextmanager
+def _importing(label: str) -> Iterator[None]:
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit too
+        raise TaskError(f"{label}: cannot be imported: {_cause(error)}") from error
 
 
 def _cause(error: BaseException) -> str:
@@ -152,6 +176,6 @@ def _cause(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "spectrascope/" not in frame.filename]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.lineno:
-        where = f" (line {error.lineno})"
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     first_line = (str(error).strip().splitlines() or [""])[0][:200]
-    return f"{type(error).__name__}: {first_line}{where}"
+    return f"{type(error).__name__}{': ' * bool(first_line)}{first_line}{where}"

@@ -39,7 +39,12 @@ def distances(gram: ArrayLike) -> Array:
 
 
 def singular_values(gram: ArrayLike) -> Array:
-    """Those of the stacked, flattened weights, (P,), descending: roots of the eigenvalues of their Gram matrix."""
+    """Those of the stacked, flattened weights, (P,), descending: roots of the eigenvalues of their Gram matrix.
+
+    NaN where the Gram matrix holds a number that is not finite.
+    """
+    if not np.isfinite(gram).all():
+        return np.full(len(np.asarray(gram)), np.nan)
     found: Array = np.sqrt(np.maximum(np.linalg.eigvalsh(np.asarray(gram, dtype=np.float64))[::-1], 0.0))
     return found
 

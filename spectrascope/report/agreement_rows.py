@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..metrics import agreement
 from ..metrics.alignment import LEADING, score
+from ..remarks import few_directions
 from ..store import Record, Trajectory
 from .directions import Directions, directions_of
 from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain, plain_list, plain_lists
@@ -116,11 +117,6 @@ class _Side:
     @property
     def numerical_rank(self) -> int:
         return int(self.directions.ranks[0])
-
-
-def few_directions(there: int, needed: int) -> str:
-    """What to know of the score of a matrix of low rank."""
-    return f"{there} of {needed} directions are above the rounding noise; the score is their mean"
 
 
 def _other_side(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ..architectures.pairs import Pair, Side
 from ..metrics.alignment import LEADING, alignment, diagonal, random_baseline, score
+from ..remarks import few_directions
 from ..store import Record, Trajectory
-from .agreement_rows import NO_VECTORS, few_directions
+from .agreement_rows import NO_VECTORS
 from .directions import Directions, directions_of
 from .pairs import of_architecture, pairs_over, select_pairs
 from .rows import ABSENT, ZERO_MATRIX, Row, in_runs, plain_list, plain_lists

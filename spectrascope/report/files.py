@@ -25,7 +25,11 @@ def require_writable(option: str, path: Path, suffixes: tuple[str, ...]) -> None
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then put it in its place. Raises SpectrascopeError."""
+    """Let `write` fill a temporary file beside `path`, or what it links to, then put it in its place.
+
+    Raises SpectrascopeError.
+    """
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
         write(temporary)

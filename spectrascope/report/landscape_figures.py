@@ -14,7 +14,6 @@ from .rows import Row
 
 # Of Okabe and Ito: told apart by all readers. Red, blue and green as in Figure 4.4.
 FULL, TOP, BOTTOM = "#D55E00", "#0072B2", "#009E73"
-MOST_LABELS = 12  # of lines in one panel
 
 
 def barrier_curves(rows: Sequence[Row], path: Path) -> None:

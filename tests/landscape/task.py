@@ -71,3 +71,57 @@ class Table(torch.nn.Module):
 
 
 table = SimpleNamespace(build_model=Table, evaluate=lambda model: {"loss": 1 / 0})
+
+
+_once = iter(list(X.split(1024)))
+used_up = SimpleNamespace(build_model=_net, evaluate=_error, calibration_batches=lambda: _once)
+empty = SimpleNamespace(build_model=_net, evaluate=_error, calibration_batches=lambda: [])
+misfit = SimpleNamespace(build_model=_net, evaluate=_error, calibration_batches=lambda: [torch.ones(3, 5)])
+
+
+class Tied(torch.nn.Module):
+    """The first and the last layer share their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.c.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x)).tanh())
+
+
+tied = SimpleNamespace(build_model=Tied, evaluate=lambda model: {"loss": model(torch.eye(4)).square().sum().item()})
+
+
+def _talk(model: torch.nn.Module) -> dict[str, float]:
+    print("said by the task")
+    return {"loss": model().item()}
+
+
+def _exit(model: torch.nn.Module) -> dict[str, float]:
+    raise SystemExit(0)
+
+
+class WithMore(Bowl):
+    """Keeps something in its state dict that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+_moods = iter(range(1000))
+
+
+def _moody(model: torch.nn.Module) -> dict[str, float]:
+    return {"loss": 1.0} | ({"sometimes": 2.0} if next(_moods) % 3 == 0 else {})
+
+
+talking = SimpleNamespace(build_model=Bowl, evaluate=_talk)
+exiting = SimpleNamespace(build_model=Bowl, evaluate=_exit)
+endless = SimpleNamespace(build_model=Bowl, evaluate=lambda model: {"loss": 10**400})
+with_more = SimpleNamespace(build_model=WithMore, evaluate=lambda model: {"loss": model().item()})
+moody = SimpleNamespace(build_model=Bowl, evaluate=_moody)

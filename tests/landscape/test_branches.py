@@ -159,3 +159,17 @@ def test_a_hull_is_of_parameters(cli: Any) -> None:
     assert np.allclose(row["distances"], torch.cdist(flat, flat), rtol=1e-6, atol=1e-4)
     assert np.allclose(row["singular_values"], torch.linalg.svdvals(flat), rtol=1e-6)
     assert row["singular_values_centred"][2] < 1e-3 < row["singular_values_centred"][1]
+
+
+def test_a_branch_that_cannot_be_read(cli: Any) -> None:
+    for seed in range(3):
+        Path(f"split-1/{seed}").mkdir(parents=True)
+        save_file(load_file(branch("mlp", 320, seed)), f"split-1/{seed}/m.safetensors")
+    Path("split-1/1/m.safetensors").write_bytes(b"not a checkpoint")
+    found = cli("lmc", "--branches", "split-*/*/m.safetensors", "--task", f"{RECIPE}:mlp", "--format", "json")
+    assert_plain(found)
+    assert found.code == 3
+    assert [one["path"] for one in found.json["failures"]] == ["split-1/1/m.safetensors"]
+    assert {(row["one"], row["other"]) for row in found.json["rows"]} == {
+        ("split-1/0/m.safetensors", "split-1/2/m.safetensors")
+    }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_plain, mat
+from safetensors.torch import load_file, save_file
 
 from spectrascope.landscape.batch_norm import recalibrate
 from spectrascope.landscape.interpolation import interpolate
@@ -193,3 +194,64 @@ def test_template(cli: Any) -> None:
     again = cli("task", "init")
     assert (again.code, "is there already" in again.err) == (2, True)
     assert cli("task", "begin").code == 2
+
+
+def test_calibration_batches_that_are_used_up(cli: Any) -> None:
+    """A generator that was made once gives nothing the second time: no losses are taken with statistics of nothing."""
+    one, other = normed("a.pt", [1.0, 0.0]), normed("b.pt", [0.0, 1.0])
+    for task in ("used_up", "empty"):
+        found = cli("lmc", one, other, "--task", f"{TASK}:{task}")
+        assert (found.code, found.out) == (1, "")
+        assert "calibration_batches gives nothing; it is called for every set of weights" in found.err
+    found = cli("lmc", one, other, "--task", f"{TASK}:misfit")
+    assert (found.code, found.out) == (1, "")
+    assert "the model, on a calibration batch, raised RuntimeError" in found.err
+
+
+def test_tied_weights_move_and_count_once(cli: Any) -> None:
+    """However the file stores them."""
+    files = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        weights = {"a.weight": torch.randn(4, 4), "b.weight": torch.randn(4, 4)}
+        files.append(f"t{seed}.safetensors")
+        save_file(weights | ({"c.weight": weights["a.weight"].clone()} if seed else {}), files[-1])
+    command = ["lmc", *files[:2], "--task", f"{TASK}:tied", "--points", "3", "--layerwise", "--sva", "--format", "json"]
+    rows = cli(*command).json["rows"]
+    curves = {row["matrix"]: row["curve"] for row in rows if "metric" in row}
+    assert all(len(set(curve)) == 3 for curve in curves.values())
+    assert [row["matrix"] for row in rows if "score" in row] == ["a.weight", "b.weight"]
+    (hull,) = cli("lmc", *files, "--task", f"{TASK}:tied", "--samples", "2", "--format", "json").json["rows"]
+    flat = torch.stack(
+        [torch.cat([load_file(file)[name].flatten() for name in ("a.weight", "b.weight")]) for file in files]
+    )
+    assert np.allclose(hull["distances"], torch.cdist(flat, flat), atol=1e-4)
+    pruned = [
+        cli("prune", file, "--task", f"{TASK}:tied", "--magnitude", "0.5", "-o", f"p{file}", "--format", "json").json
+        for file in files
+    ]
+    kept = [[row["matrix"] for row in one["rows"] if row.get("kept") is not None] for one in pruned]
+    assert kept == [["a.weight"]] * 3
+    written = load_file(f"p{files[1]}")
+    assert torch.equal(written["a.weight"], written["c.weight"])
+
+
+def test_what_a_task_may_do(cli: Any) -> None:
+    one, other = bowls(2)
+    found = cli("lmc", one, other, "--task", f"{TASK}:talking", "--points", "2", "--format", "json")
+    assert found.json["rows"][0]["metric"] == "loss"
+    assert "said by the task" in found.err
+    for task, words in (("exiting", "evaluate raised SystemExit: 0"), ("endless", "of which not all are numbers")):
+        found = cli("lmc", one, other, "--task", f"{TASK}:{task}")
+        assert (found.code, found.out) == (1, "")
+        assert words in found.err
+    assert cli("lmc", one, other, "--task", f"{TASK}:with_more", "--points", "2").code == 0
+    found = cli("lmc", one, other, "--task", f"{TASK}:moody", "--samples", "2", one, "--format", "json")
+    assert found.code == 3
+
+
+def test_a_hull_with_a_checkpoint_that_is_not_finite(cli: Any) -> None:
+    ends = [*bowls(2), save("nan.pt", "bowl", weight=torch.full((20_000,), float("nan")))]
+    found = cli("lmc", *ends, "--task", f"{TASK}:bowl", "--samples", "3", "--format", "json")
+    (row,) = found.json["rows"]
+    assert (found.code, row["reason"], row["singular_values"]) == (3, "a checkpoint holds NaN or Inf", [None] * 3)
