@@ -24,9 +24,10 @@ IMPORTS = "import sys; from spectrascope.landscape.prune_command import *"
 PRUNING = (
     f"{IMPORTS}; folder = Path(sys.argv[1]); "
     "prune(Sources([folder / 'm.safetensors']), Request('magnitude', (0.05,)), None, None, "
-    "folder / 'pruned.safetensors', folder / 'masks.safetensors')"
+    "Outputs(folder / 'pruned.safetensors', folder / 'masks.safetensors'))"
 )
-MATRICES, SIDE = 100, 1000
+# About 1e8 weights, and a last matrix that is left alone.
+SHAPES = {"100 of 1000 x 1000": [(1000, 1000)] * 101, "one of 130208 x 768": [(130208, 768), (10, 768)]}
 
 
 def peak(program: str, *arguments: str) -> int:
@@ -43,16 +44,19 @@ def main() -> None:
         file = write(options.size, "float32", Path(folder, "model.safetensors"))
         ours = peak(ANALYSIS, str(file), str(Path(folder, "x.spectra")))
         print(f"analysis of {file.stat().st_size / 2**30:.2f} GiB: peak {ours / 2**20:.0f} MiB")
-    with tempfile.TemporaryDirectory() as folder:
-        random = np.random.default_rng(0)
-        matrices = {f"{i:03d}.weight": random.standard_normal((SIDE, SIDE), np.float32) for i in range(MATRICES)}
-        save_file(matrices, Path(folder, "m.safetensors"))
-        weights = sum(matrix.nbytes for matrix in matrices.values())
-        base, ours = peak(IMPORTS), peak(PRUNING, folder)
-        print(
-            f"pruning {weights / 2**20:.0f} MiB: peak {ours / 2**20:.0f} MiB, {(ours - base) / 2**20:.0f} above imports"
-            f": {ours / weights:.2f} and {(ours - base) / weights:.2f} times the weights"
-        )
+    base = peak(IMPORTS)
+    for words, shapes in SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            random = np.random.default_rng(0)
+            matrices = {f"{i:03d}.weight": random.standard_normal(one, np.float32) for i, one in enumerate(shapes)}
+            save_file(matrices, Path(folder, "m.safetensors"))
+            weights = sum(matrix.nbytes for matrix in matrices.values())
+            del matrices
+            ours = peak(PRUNING, folder)
+            print(
+                f"pruning {words}, {weights / 2**20:.0f} MiB: peak {ours / 2**20:.0f} MiB, "
+                f"{(ours - base) / 2**20:.0f} above imports: {(ours - base) / weights:.2f} times the weights"
+            )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ..arrays import Array
+from ..arrays import Array, row_blocks
 from ..checkpoints import Checkpoint
 from ..matrices import Matrix
 
@@ -39,7 +39,8 @@ def masked(mask: Array) -> Edit:
     """Zero wherever the mask, of the tensor's shape, is False."""
 
     def edit(array: Array) -> Array:
-        np.copyto(array, array.dtype.type(0), where=~mask)
+        for kept, block in zip(row_blocks(mask, array.itemsize), row_blocks(array, array.itemsize), strict=True):
+            np.copyto(block, array.dtype.type(0), where=~kept)
         return array
 
     return edit

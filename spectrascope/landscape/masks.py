@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 Tensors = Mapping[str, torch.Tensor]
 Masks = dict[str, torch.Tensor]
 # Numbers that are looked at together: memory stays that of the weights and their masks.
-CHUNK = 2**22
+CHUNK = 2**20
 # Magnitudes are compared by the bits of their float64, which are in the order of the numbers, 16 at a time.
 DIGIT, DIGITS = 16, 4
 
@@ -24,24 +26,20 @@ def magnitude_masks(tensors: Tensors, fraction: float) -> Masks:
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"a share of weights is from 0 to 1, not {fraction}")
-    total = sum(tensor.numel() for tensor in tensors.values())
+    shapes = {name: tensors[name].shape for name in tensors}
+    total = sum(map(prod, shapes.values()))
     count = round(fraction * total)
-    if count == 0:
-        return {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in tensors.items()}
-    smallest, ties = _threshold(tensors, count)
-    masks: Masks = {}
     # One block for all: small ones between the pieces of weights that come and go would keep the heap from shrinking.
-    room = torch.empty(total, dtype=torch.bool)
-    for name, tensor in tensors.items():
-        mask, room = room[: tensor.numel()], room[tensor.numel() :]
-        for start, bits in _chunks(name, tensor):
-            kept = bits > smallest
-            equal = np.flatnonzero(bits == smallest)[:ties]
-            kept[equal] = True
-            ties -= len(equal)
-            mask[start : start + len(bits)] = torch.from_numpy(kept)
-        masks[name] = mask.reshape(tensor.shape)
-    return masks
+    room = torch.zeros(total, dtype=torch.bool)
+    masks = dict(zip(shapes, room.split([prod(shape) for shape in shapes.values()]), strict=True))
+    smallest, ties = _threshold(tensors, count) if count else (0, 0)
+    for name, start, bits in _chunks(tensors) if count else ():
+        kept = bits > smallest
+        equal = np.flatnonzero(bits == smallest)[:ties]
+        kept[equal] = True
+        ties -= len(equal)
+        masks[name][start : start + len(bits)] = torch.from_numpy(kept)
+    return {name: mask.reshape(shapes[name]) for name, mask in masks.items()}
 
 
 def random_masks(like: Masks, seed: int) -> Masks:
@@ -62,11 +60,10 @@ def _threshold(tensors: Tensors, count: int) -> tuple[int, int]:
     for digit in reversed(range(DIGITS)):
         shift = DIGIT * digit
         counts = np.zeros(2**DIGIT, dtype=np.int64)
-        for name, tensor in tensors.items():
-            for _, bits in _chunks(name, tensor):
-                digits = bits >> shift
-                here = digits[(digits >> DIGIT) == (prefix >> DIGIT)] if digit < DIGITS - 1 else digits
-                counts += np.bincount(here & (2**DIGIT - 1), minlength=2**DIGIT)
+        for _, _, bits in _chunks(tensors):
+            digits = bits >> shift
+            here = digits[(digits >> DIGIT) == (prefix >> DIGIT)] if digit < DIGITS - 1 else digits
+            counts += np.bincount(here & (2**DIGIT - 1), minlength=2**DIGIT)
         above = np.cumsum(counts[::-1])
         place = int(np.searchsorted(above, count))  # from the largest digit down
         count -= int(above[place - 1]) if place else 0
@@ -75,11 +72,19 @@ def _threshold(tensors: Tensors, count: int) -> tuple[int, int]:
     return prefix, count
 
 
-def _chunks(name: str, tensor: torch.Tensor) -> Iterator[tuple[int, np.ndarray]]:
-    """Where each piece of a tensor begins, and the bits of its magnitudes. Raises ValueError for NaN."""
+def _chunks(tensors: Tensors) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
+    """Name of a tensor, where a piece of it begins, and the bits of its magnitudes. Raises ValueError for NaN.
+
+    No tensor is held while the next one is read.
+    """
+    for name in tensors:
+        yield from _chunks_of(name, tensors[name])
+
+
+def _chunks_of(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
     flat = tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), CHUNK):
         values = flat[start : start + CHUNK].to(torch.float64).abs()
         if bool(torch.isnan(values).any()):
             raise ValueError(f"{name} holds NaN, which has no magnitude")
-        yield start, values.numpy().view(np.int64)
+        yield name, start, values.numpy().view(np.int64)
