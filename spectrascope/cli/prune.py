@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,9 @@ from ._options import (
 from ._output import Output
 from ._progress import AnalysisProgress
 from ._task import DeviceOption, NoRecalibrateOption, OptionalTaskOption, TextOption, TokensOption, runner_of
+
+if TYPE_CHECKING:
+    from ..landscape.prune import Masks, Method
 
 COLUMNS = [
     *("step", "keep", "fraction", "matrix", "kept", "sparsity", "energy", "score"),
@@ -104,30 +107,27 @@ def prune(
     _require_one_way({"--svd": svd, "--magnitude": magnitude, "--random-like": random_like, "--apply-mask": apply_mask})
     if not svd and (wrong := [name for name, given in only_svd.items() if given] + ["--keep"] * (keep is Keep.bottom)):
         raise RequestError(f"{wrong[0]} is of --svd")
-    if (sweep or each) and task is None:
-        raise RequestError("a sweep, or one matrix at a time, is about losses: give a --task")
+    if task is None and (sweep or each or text):
+        raise RequestError("a sweep, one matrix at a time, and a text are about losses: give a --task")
     if sweep and fraction is not None:
         raise RequestError("--sweep gives the fractions itself, and takes no --fraction")
     if masks and svd:
         raise RequestError("--masks are of weights; --svd drops components, and leaves no weight at zero")
     _require_writable(out, masks, plot)
+    from ..landscape.prune import Request
     from ..landscape.prune_command import Outputs, Sources
     from ..landscape.prune_command import prune as run
 
+    method, given = _method(svd, magnitude, random_like, apply_mask, trust_pickle)
     fractions = _fractions(sweep) if sweep else (0.5 if fraction is None else fraction,)
-    request = _request(svd, magnitude, random_like or apply_mask, bool(random_like), trust_pickle)
+    fractions = fractions if magnitude is None else (magnitude,)
+    keeps: tuple[Any, ...] = ("top", "bottom") if both else (keep.value,)
+    asked = Request(method, fractions, keeps, given, seed, include_last, each)
     paths = paths_meant(sources)
     meant = Sources(paths, steps, step_regex, weights, trust_pickle)
     if plot and not (sweep or len(meant.references()) > 1):
         raise RequestError("--plot draws a sweep, or the steps of a trajectory: this is neither")
     runner = None if task is None else runner_of(task, text, tokens, paths[0], device, not no_recalibrate)
-    asked = request(
-        fractions=fractions if svd else (magnitude or 0.0,),
-        keeps=("top", "bottom") if both else (keep.value,),
-        seed=seed,
-        include_last=include_last,
-        each=each,
-    )
     with AnalysisProgress(output) as progress:
         try:
             found = run(meant, asked, runner, store, Outputs(out, masks), progress)
@@ -171,21 +171,18 @@ def _require_writable(out: Path | None, masks: Path | None, plot: Path | None) -
         require_plottable(plot)
 
 
-def _request(svd: bool, magnitude: float | None, masks: Path | None, is_random: bool, trust_pickle: bool) -> Any:
-    """What makes a Request of the method that is asked for. Raises RequestError for masks that are none."""
-    from functools import partial
-
+def _method(
+    svd: bool, magnitude: float | None, random_like: Path | None, apply_mask: Path | None, trust_pickle: bool
+) -> tuple[Method, Masks]:
+    """The way to prune that is asked for, and the masks that belong to it. Raises RequestError for what is no mask."""
     from ..arrays import to_torch
-    from ..landscape.prune import Request
     from ..landscape.saving import read_masks
 
-    if svd:
-        return partial(Request, "svd")
-    if magnitude is not None:
-        return partial(Request, "magnitude")
-    assert masks is not None
-    found = {name: to_torch(mask) for name, mask in read_masks(masks, trust_pickle).items()}
-    return partial(Request, "random" if is_random else "mask", masks=found)
+    path = random_like or apply_mask
+    if path is None:
+        return "svd" if svd else "magnitude", {}
+    masks = {name: to_torch(mask) for name, mask in read_masks(path, trust_pickle).items()}
+    return "random" if random_like else "mask", masks
 
 
 def _fractions(sweep: str) -> tuple[float, ...]:

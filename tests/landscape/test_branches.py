@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -173,3 +174,20 @@ def test_a_branch_that_cannot_be_read(cli: Any) -> None:
     assert {(row["one"], row["other"]) for row in found.json["rows"]} == {
         ("split-1/0/m.safetensors", "split-1/2/m.safetensors")
     }
+
+
+def test_the_recipe_grows_branches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branches begin as their trunk is at the split, and differ from each other by the order of the data alone."""
+    monkeypatch.syspath_prepend(RECIPE.parent)
+    import digits
+
+    monkeypatch.setattr(digits, "SAVED", (0, 2))
+    recipe = replace(digits.mlp, steps=4)
+    digits.grow(tmp_path, recipe, trunk=0, splits=(0, 2), branches=2)
+    ends = [load_file(path) for path in sorted(tmp_path.glob("split-*/seed-*/last.safetensors"))]
+    assert len(ends) == 4
+    assert sorted(path.name for path in tmp_path.glob("step*")) == [f"step{i:04d}.safetensors" for i in (0, 2, 4)]
+    assert not any(torch.equal(one["1.weight"], other["1.weight"]) for one, other in combinations(ends, 2))
+    torch.manual_seed(0)
+    start = recipe.build_model().state_dict()
+    assert all(torch.equal(start[name], value) for name, value in load_file(tmp_path / "step0000.safetensors").items())
