@@ -71,7 +71,8 @@ class AnalysisProgress:
             if self._task is None:
                 self._bar.start()
                 self._task = self._bar.add_task("", total=total or None, label="")
-            label = "done" if step is None else f"step {step}"
+            label = "" if step is None else f"step {step}"
+            label = "done" if total and done >= total else label
             self._bar.update(self._task, completed=done, label=label + self._fetching)
         elif total and int(10 * done / total) > self._tenths:
             self._tenths = int(10 * done / total)

@@ -128,7 +128,7 @@ def prune(
     if plot and not (sweep or len(meant.references()) > 1):
         raise RequestError("--plot draws a sweep, or the steps of a trajectory: this is neither")
     runner = None if task is None else runner_of(task, text, tokens, paths[0], device, not no_recalibrate)
-    with AnalysisProgress(output) as progress:
+    with AnalysisProgress(output, "pruning") as progress:
         try:
             found = run(meant, asked, runner, store, Outputs(out, masks), progress)
         except NothingAnalysed as error:
