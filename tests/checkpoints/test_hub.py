@@ -549,12 +549,12 @@ def test_ctrl_c_while_a_server_stalls(command: list[str], revisions: Any, home: 
         process = subprocess.Popen(
             [sys.executable, "-m", "spectrascope", *command], cwd=tmp_path, env=env, stderr=subprocess.PIPE
         )
-        while not hub.matching("refs|tree"):
+        while not hub.matching("/refs" if command[0] == "analyze" else "/tree"):
             time.sleep(0.05)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         try:
-            _, said = process.communicate(timeout=5)
+            _, said = process.communicate(timeout=10)
         finally:
             process.kill()
         assert (process.returncode, b"Traceback" in said) == (130, False)
