@@ -546,8 +546,11 @@ def test_ctrl_c_while_a_server_stalls(command: list[str], revisions: Any, home: 
         hub.add(REPOSITORY, "main", revisions["step1000"])
         hub.fault("GET /api/.*/(refs|tree)" if command[0] == "analyze" else "GET /api/.*/tree", stall(), always=True)
         env = environment(hub, home) | {"OMP_NUM_THREADS": "1"}
+        # A shell's background job ignores SIGINT, and so would what is started below it.
+        program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        program += "from spectrascope.cli import main; main()"
         process = subprocess.Popen(
-            [sys.executable, "-m", "spectrascope", *command], cwd=tmp_path, env=env, stderr=subprocess.PIPE
+            [sys.executable, "-c", program, *command], cwd=tmp_path, env=env, stderr=subprocess.PIPE
         )
         while not hub.matching("/refs" if command[0] == "analyze" else "/tree"):
             time.sleep(0.05)
