@@ -33,6 +33,12 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return ", ".join(map(str, first[:most])) + (", ..." if len(first) > most else "")
 
 
+def first_of(sentences: Sequence[str], most: int = 20) -> str:
+    """So many of several findings, and how many more there are."""
+    more = f"; and {len(sentences) - most} more" if len(sentences) > most else ""
+    return "; ".join(sentences[:most]) + more
+
+
 def choices(name: str, names: Sequence[str]) -> str:
     """What to offer for a name that does not exist: those nearest to it, else the first ones."""
     close = get_close_matches(name, names, n=3, cutoff=0.6)

@@ -35,10 +35,10 @@ def perturb(
     """
     output = Output(format, quiet)
     from ..landscape.perturbation import perturb_checkpoint
-    from ..landscape.saving import require_savable
+    from ..landscape.saving import savable
     from ..landscape.weights import the_only
 
-    require_savable("-o", out)
+    out = savable("-o", out)
     reference = the_only(checkpoint, trust_pickle)
     try:
         rows, failures = perturb_checkpoint(reference, out, scale, seed, not no_rescale, include_last, skip_embeddings)

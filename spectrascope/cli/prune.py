@@ -113,7 +113,9 @@ def prune(
         raise RequestError("--sweep gives the fractions itself, and takes no --fraction")
     if masks and svd:
         raise RequestError("--masks are of weights; --svd drops components, and leaves no weight at zero")
-    _require_writable(out, masks, plot)
+    out, masks = _writable(out, masks)
+    if plot is not None:
+        require_plottable(plot)
     from ..landscape.prune import Request
     from ..landscape.prune_command import Outputs, Sources
     from ..landscape.prune_command import prune as run
@@ -161,14 +163,14 @@ def _require_one_way(ways: dict[str, Any]) -> None:
         raise RequestError(f"one of {', '.join(ways)} says how to prune: {what}")
 
 
-def _require_writable(out: Path | None, masks: Path | None, plot: Path | None) -> None:
-    from ..landscape.saving import require_savable
+def _writable(out: Path | None, masks: Path | None) -> tuple[Path | None, Path | None]:
+    """The files that are meant. Raises RequestError where one cannot be written."""
+    from ..landscape.saving import savable
 
-    for option, path in (("-o", out), ("--masks", masks)):
-        if path is not None:
-            require_savable(option, path)
-    if plot is not None:
-        require_plottable(plot)
+    return (
+        None if out is None else savable("-o", out),
+        None if masks is None else savable("--masks", masks),
+    )
 
 
 def _method(

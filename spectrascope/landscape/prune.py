@@ -22,12 +22,13 @@ from ..metrics.alignment import LEADING, score
 from ..metrics.rank import numerical_rank
 from ..remarks import few_directions
 from ..store import Trajectory
+from ..words import first_of
 from ..workers import cores, single_threaded
 from .components import Keep, count_of_top, keep_components, keep_filters
 from .edits import Edit, Edited, masked, matrix_by_matrix, matrix_in
 from .masks import magnitude_masks, random_masks
 from .targets import Targets
-from .weights import MOST, stored_weights
+from .weights import stored_weights
 
 Row = dict[str, Any]
 Method = Literal["svd", "magnitude", "random", "mask"]
@@ -186,8 +187,7 @@ def require_fitting(masks: Masks, checkpoint: Checkpoint, targets: Targets) -> N
         if name in masks and tuple(masks[name].shape) != tensors[name].shape
     ]
     if wrong:
-        more = f"; and {len(wrong) - MOST} more" if len(wrong) > MOST else ""
-        raise RequestError(f"the masks do not fit {checkpoint.path}: {'; '.join(wrong[:MOST])}{more}")
+        raise RequestError(f"the masks do not fit {checkpoint.path}: {first_of(wrong)}")
 
 
 def loss_rows(subject: Subject, way: Pruned, before: Losses, after: Losses) -> list[Row]:

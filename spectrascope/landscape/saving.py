@@ -28,9 +28,14 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 ALIGNMENT = 8
 
 
-def require_savable(option: str, path: Path) -> None:
-    """Raises RequestError, before any work, where no such file can be written."""
+def savable(option: str, path: Path) -> Path:
+    """The file that is meant: a name without a suffix is given one.
+
+    Raises RequestError, before any work, where it cannot be written.
+    """
+    path = path if path.suffix or path.is_dir() else path.with_suffix(SUFFIX)
     require_writable(option, path, (SUFFIX,))
+    return path
 
 
 def require_another(path: Path, checkpoint: Checkpoint) -> None:

@@ -12,10 +12,9 @@ from ..arrays import Array, to_torch
 from ..checkpoints import Checkpoint, Reference, find_checkpoints
 from ..errors import RequestError
 from ..skipping import constant_kind
-from ..words import listed
+from ..words import first_of, listed
 
 Weights = Mapping[str, torch.Tensor]
-MOST = 20
 
 
 class Computed(Weights):
@@ -124,8 +123,7 @@ def _require_same(label: str, there: Mapping[str, tuple[int, ...]], expected: Ma
     differences += [f"{name} is only in the model" for name in expected if name not in there]
     differences += [f"{name} is only there" for name in there if name not in expected]
     if differences:
-        more = f"; and {len(differences) - MOST} more" if len(differences) > MOST else ""
-        raise RequestError(f"{label} does not fit the model: {'; '.join(differences[:MOST])}{more}")
+        raise RequestError(f"{label} does not fit the model: {first_of(differences)}")
 
 
 def put(weights: Weights, model: torch.nn.Module) -> None:

@@ -318,6 +318,8 @@ def test_perturb(cli: Any) -> None:
     before, after = load_file(LAST), load_file("out.safetensors")
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     assert changed == ["0.weight", "3.weight", "6.weight"]
+    assert cli("perturb", LAST, "--scale", "0.5", "--seed", "3", "-o", "out2").code == 0
+    assert Path("out2.safetensors").read_bytes() == Path("out.safetensors").read_bytes()
     assert cli("perturb", LAST, "--scale", "0.5", "-o", "x.pt").code == 2
     assert cli("perturb", LAST, "--scale", "0.5").code == 2
 
