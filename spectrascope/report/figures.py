@@ -258,6 +258,11 @@ def _colour_map() -> Any:
     return colormaps["viridis"]
 
 
+def depth_colour(place: int, count: int) -> Any:
+    """The colour of one of so many layers, dark at the input; what is too bright for a line is left out."""
+    return _colour_map()(0.85 * place / max(count - 1, 1))
+
+
 def plain_label(name: str) -> str:
     """A name as plain text: matplotlib takes dollars for mathematics."""
     text = printable(name).replace("$", r"\$")

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import RequestError
-from .figures import draw_heat_map, figure_of, plain_label, save, without_common_path
+from .figures import depth_colour, draw_heat_map, figure_of, plain_label, save, without_common_path
 from .rows import Row
 
 # Of Okabe and Ito: told apart by all readers. Red, blue and green as in Figure 4.4.
 FULL, TOP, BOTTOM = "#D55E00", "#0072B2", "#009E73"
+MOST_LABELS = 12  # of matrices in one legend
 
 
 def barrier_curves(rows: Sequence[Row], path: Path) -> None:
@@ -89,18 +90,18 @@ def _draw_pruned(axis: Any, rows: list[Row], x: str) -> None:
     lines: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         lines.setdefault((row["keep"], row.get("matrix"), None if x == "fraction" else row["fraction"]), []).append(row)
-    for (keep, matrix, fraction), some in list(lines.items()):
+    matrices = list(dict.fromkeys(row["matrix"] for row in rows if row.get("matrix")))
+    for (keep, matrix, fraction), some in lines.items():
         some.sort(key=lambda row: row[x])
-        colour = {"top": TOP, "bottom": BOTTOM}.get(keep, TOP)
-        words = {"top": "top", "bottom": "bottom"}.get(keep, "pruned")
         share = "" if fraction is None or keep is None else f" {fraction if keep == 'top' else 1 - fraction:g}"
-        label = f"{words}{share}" if matrix is None else None
-        style = {"top": "-", "bottom": "--"}.get(keep, "-")
-        width = 1.2 if matrix is None else 0.6
-        axis.plot(
-            [row[x] for row in some], [row["after"] for row in some], style, color=colour, linewidth=width,
-            marker="o", markersize=2.5, label=label,
-        )  # fmt: skip
+        label = f"{keep or 'pruned'}{share}"
+        colour: Any = BOTTOM if keep == "bottom" else TOP
+        if matrix is not None:  # one at a time, by depth
+            label = plain_label(matrix) if len(matrices) <= MOST_LABELS else "_"
+            colour = depth_colour(matrices.index(matrix), len(matrices))
+        xs, ys = [row[x] for row in some], [row["after"] for row in some]
+        style = "--" if keep == "bottom" else "-"
+        axis.plot(xs, ys, style, color=colour, linewidth=1.2, marker="o", markersize=2.5, label=label)
     values = [value for row in rows for value in (row["before"], row["after"]) if value]
     if values and "error" not in rows[0]["metric"] and min(values) > 0 and max(values) > 100 * min(values):
         axis.set_yscale("log")
